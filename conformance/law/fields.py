@@ -316,13 +316,17 @@ class IntsField(Field):
 
 
 class RankField(Field):
-    """A property of the rank, not a field of the case. ``of_rank`` reads it on a rank, ``expression`` in a script; ``at(rank, world)`` is
-    what a due function gets."""
+    """A property of the rank, not a field of the case. ``of_rank`` reads it on a rank, ``expression`` in a script, which may need more of
+    a :class:`ScriptArgument`; ``at(rank, world)`` is what a due function gets."""
 
     def __init__(
-        self, of_rank: Callable[[RankContext], Any], expression: str, at: Callable[[int, int], Any] = lambda rank, world: None
+        self,
+        of_rank: Callable[[RankContext], Any],
+        expression: str,
+        at: Callable[[int, int], Any] = lambda rank, world: None,
+        **script: Any,
     ) -> None:
-        self.of_rank, self.expression, self.at = of_rank, expression, at
+        self.of_rank, self.script, self.at = of_rank, ScriptArgument(expression, **script), at
 
     def fields(self, name: str) -> tuple[str, ...]:
         return ()
@@ -340,7 +344,7 @@ class RankField(Field):
         return self.at(rank, world)
 
     def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
-        return ScriptArgument(self.expression)
+        return self.script
 
 
 class SeedField(Field):

@@ -52,6 +52,6 @@ def test_what_cannot_be_read_is_told_by_its_fields(tmp_path: object) -> None:
 
 
 def told(release: str, folder: str) -> list[str]:
-    from shardlaw.conformance.laws.roundtrip.release import unpacked
+    from shardlaw.conformance.laws.roundtrip.release import unpack
 
-    return unread_fields(f"{unpacked((FOLDER / f'{release}-even.zip').read_bytes(), f'{folder}/{release}')}/.metadata")
+    return unread_fields(f"{unpack((FOLDER / f'{release}-even.zip').read_bytes(), f'{folder}/{release}')}/.metadata")

@@ -9,7 +9,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws.checkpoint.calls import poison
 from shardlaw.conformance.laws.checkpoint.holders import elements, shards_of_cut
-from shardlaw.conformance.laws.checkpoint.trip import read_trip, worlds
+from shardlaw.conformance.laws.checkpoint.trip import read_trip, world_sizes
 from shardlaw.conformance.rank.storage import list_extents, make_reader, make_writer, target_storage
 from shardlaw.reference.box import Box
 from shardlaw.reference.checkpoint.state_dict import Slot
@@ -23,7 +23,7 @@ def test_what_is_left_out_is_as_it_was_saved():
     trip = read_trip(Case.parse("roundtrip.dtensor mesh=2 x=5:S(0):int64 a=3:-"))
     assert trip.save == trip.load
     assert trip.save.state == {"x": Slot("x"), "a": Slot("a")}
-    assert trip.worlds == (2, 2)
+    assert trip.world_sizes == (2, 2)
     assert trip.save.layout("a") is None
 
 
@@ -32,11 +32,11 @@ def test_the_load_may_differ_in_everything():
         "roundtrip.dtensor mesh=2@0,2 mesh.load=1x2 world.load=4 x=5:S(0) a=3:R to.x=R,S(0) to.a=- dtype=int64 into={y:x} memory=sliced"
     )
     trip = read_trip(case)
-    assert worlds(case) == trip.worlds == (3, 4)
+    assert world_sizes(case) == trip.world_sizes == (3, 4)
     assert str(trip.load.layout("x")) == "5 on 1x2 as R,S(0)"
     assert trip.load.layout("a") is None
     assert trip.load.specs["x"].dtype == "int64"
-    assert trip.due(trip.load, "x").dtype == torch.int64
+    assert trip.full_tensor(trip.load, "x").dtype == torch.int64
 
 
 def test_a_state_that_names_no_tensor_of_the_case_is_refused():

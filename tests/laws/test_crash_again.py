@@ -22,10 +22,10 @@ from torch.distributed.tensor import DTensor, Shard
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.laws import find
-from shardlaw.conformance.laws.crash.crashes import LossyCrash, begin
-from shardlaw.conformance.laws.crash.fields import place_of
-from shardlaw.conformance.laws.crash.protocols import point, settle
-from shardlaw.conformance.laws.crash.recorder import recorded, tree
+from shardlaw.conformance.laws.crash.crashes import LossyCrash, prepare_folder
+from shardlaw.conformance.laws.crash.fields import parse_step_id
+from shardlaw.conformance.laws.crash.protocols import settle
+from shardlaw.conformance.laws.crash.recorder import read_tree, record_steps
 from shardlaw.conformance.report.reproducer import FaultInfo, render_reproducer
 from shardlaw.conformance.run import proof
 from shardlaw.reference.crash import states
@@ -56,7 +56,8 @@ def pointed(run: str, value: float) -> None:
     save(value, f"{run}/{value:.0f}")
     if dist.get_rank() == 0:
         settle(f"{run}/{value:.0f}")
-        point(run, int(value), False)
+        Path(f"{run}/latest.new").write_text(f"{value:.0f}")
+        os.replace(f"{run}/latest.new", f"{run}/latest")
 
 
 def renamed(run: str, value: float) -> None:
@@ -68,21 +69,21 @@ def renamed(run: str, value: float) -> None:
 def compared(folder: Path, go: Callable[[str, float], None]) -> list[str]:
     """The states that a crash leaves other than the model says, and at the end how many were tried."""
     run = f"{folder}/run"
-    base = begin(run, lambda: go(run, 1.0))
-    logs = recorded(run, lambda: go(run, 5.0))
+    base = prepare_folder(run, lambda: go(run, 1.0))
+    logs = record_steps(run, lambda: go(run, 5.0))
     found, wrong = states(base, logs), []
     step = max(1, len(found) // MOST)
     for state in found[::step]:
         case = Case.parse(f"- mesh=2 {state.description.partition(';')[0]}")
         done = [int(count) for count in case.get("done").split(",")]
-        lost = [place_of(text) for text in case.get("lost", "").split(",") if text]
-        half = place_of(case.get("half")) if "half" in case else None
+        lost = [parse_step_id(text) for text in case.get("lost", "").split(",") if text]
+        half = parse_step_id(case.get("half")) if "half" in case else None
         dist.barrier()
         if dist.get_rank() == 0:
             shutil.rmtree(run)
         dist.barrier()
-        left = LossyCrash(str(folder), done, lost=lost, half=half).left(lambda: go(run, 1.0), lambda: go(run, 5.0))
-        held = {path: data for path, data in tree(run).items() if not path.endswith(".lost")}
+        left = LossyCrash(str(folder), done, lost=lost, half=half).simulate(lambda: go(run, 1.0), lambda: go(run, 5.0))
+        held = {path: data for path, data in read_tree(run).items() if not path.endswith(".lost")}
         if isinstance(left, str) or held != state.tree:
             odd = sorted(path for path in {*held} | {*state.tree} if held.get(path, 0) != state.tree.get(path, 0))
             wrong.append(f"{state.description}: {left if isinstance(left, str) else odd}")

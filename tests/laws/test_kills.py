@@ -24,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from shardlaw.conformance.laws.crash.recorder import listening, meeting, plant, tree
+from shardlaw.conformance.laws.crash.recorder import read_tree, watch_collectives, watch_steps, write_tree
 from shardlaw.reference.crash import Step, cuts
 from shardlaw.reference.crash import surviving_tree as what_is_left
 
@@ -88,7 +88,7 @@ def serve(rank: int, world: int, root: Path, value: float, options: dict[str, An
     def note(kind: str, path: str, other: str = "", at: int = 0, data: bytes = b"") -> None:
         steps.append(Step(kind, path, other, at, data, time.monotonic_ns()))
 
-    with end_at_once(), listening(root, note, before), meeting(note), mock.patch.object(uuid, "uuid4", side_effect=ids):
+    with end_at_once(), watch_steps(root, note, before), watch_collectives(note), mock.patch.object(uuid, "uuid4", side_effect=ids):
         dcp.save(state, storage_writer=dcp.FileSystemWriter(root, **options))
     if log is not None:
         log.with_name(f"{log.name}.{rank}").write_bytes(pickle.dumps(steps))
@@ -124,7 +124,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Record
         root.mkdir()
         if over:
             assert run(world, root, 1.0, options) == [0] * world
-        base = tree(root)
+        base = read_tree(root)
         assert run(world, root, 5.0, options, log=log) == [0] * world
         return Recorded(root, base, [pickle.loads(Path(f"{log}.{rank}").read_bytes()) for rank in range(world)])
 
@@ -147,10 +147,10 @@ def test_a_killed_rank_leaves_what_the_model_says(recorded: Callable[[str], Reco
         scenario, (world, _, options) = recorded(name), SCENARIOS[name]
         for path in sorted(scenario.root.rglob("*"), reverse=True):
             path.unlink()
-        plant(scenario.root, scenario.base)
+        write_tree(scenario.root, scenario.base)
         codes = run(world, scenario.root, 5.0, options, kill)
         assert codes[kill[0]] == -signal.SIGKILL
-        found = tree(scenario.root)
+        found = read_tree(scenario.root)
         rank, number = kill
         moments = [done for done in cuts(scenario.logs) if len(done[rank]) == number - 1]
         steps = (sorted((step for own in done for step in own), key=lambda step: step.when) for done in moments)

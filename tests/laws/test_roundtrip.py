@@ -11,7 +11,7 @@ from shardlaw.conformance.laws.checkpoint.trip import read_trip, tensor_names
 from shardlaw.conformance.run.search import draw
 from tests.laws.planting import in_folders
 
-LAWS = in_folders("roundtrip")
+LAWS = [law for law in in_folders("roundtrip") if law.id != "roundtrip.example"]  # its cases name models
 by_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
 
 
@@ -23,7 +23,7 @@ def test_every_written_case_is_a_round_trip(law: Law) -> None:
     assert len(law.sweep(Limits(larger=8))) >= law.sweeps >= 3
     for case in (Case.parse(law.control), *cases):
         trip = read_trip(case)
-        assert max(trip.worlds) <= 4
+        assert max(trip.world_sizes) <= 4
         assert Case.parse(case.text) == case
         assert all(map(is_known, features_of(case, law)))
         for end in (trip.save, trip.load):
@@ -42,4 +42,4 @@ def test_cases_are_narrowed_to_smaller_ones(law: Law) -> None:
         assert len(set(near)) > 1
         for smaller in near:
             assert {*tensor_names(smaller)} <= {*tensor_names(case)}
-            assert max(read_trip(smaller).worlds) <= max(read_trip(case).worlds)
+            assert max(read_trip(smaller).world_sizes) <= max(read_trip(case).world_sizes)

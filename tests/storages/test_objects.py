@@ -22,7 +22,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import find
-from shardlaw.conformance.laws.crash.objects import Store, watched
+from shardlaw.conformance.laws.crash.objects import Store, watch_objects
 from shardlaw.conformance.world import Pool
 
 missing = [name for name in ("s3fs", "moto") if importlib.util.find_spec(name) is None]
@@ -81,7 +81,7 @@ def steps_of(url: str) -> list[tuple[str, str]]:
         else:
             due.pop(name)
 
-    with watched(store, note):
+    with watch_objects(store, note):
         dcp.save({"x": state["x"] + 1}, storage_writer=compat.fsspec_writer(url), no_dist=True)
     assert store.objects() == due
     loaded = {"x": torch.zeros(6)}
@@ -100,7 +100,7 @@ def test_a_save_takes_on_s3_the_steps_that_it_takes_in_memory(bucket: str) -> No
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_of_a_put_that_is_killed_between_its_parts_nothing_is_there(bucket: str, parts: int) -> None:
     url = f"{bucket}/parts-{parts}"
-    Store(url).plant({"other": b"whole"})
+    Store(url).write({"other": b"whole"})
     client = subprocess.Popen([sys.executable, "-c", PARTS, f"{url}/data"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert client.stdin is not None
     assert client.stdout is not None

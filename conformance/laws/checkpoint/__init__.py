@@ -1,1 +1,1 @@
-"""What laws about checkpoints share: a save in one world and a load in another."""
+"""Shared by laws on checkpoints: states as fields, due values and script text, and calls of save and load."""

@@ -1,4 +1,4 @@
-"""What the acts on checkpoints call: plain torch code, which scripts have by its source."""
+"""Helpers of acts on checkpoints: plain torch code, which scripts copy as source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ POISON, OTHER_POISON = 113, 114
 
 
 class CheckpointFailed(Exception):
-    """A save or load that torch gave up on all ranks: the step that failed, and the first rank's error in one line."""
+    """A ``CheckpointException`` as an ``Exception``: the step that failed, and on one line the error of the lowest rank
+    that failed."""
 
     def __init__(self, error: CheckpointException) -> None:
         rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
@@ -25,37 +26,37 @@ class CheckpointFailed(Exception):
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
-    """Turn a ``CheckpointException``, no ``Exception`` and all traceback, into :class:`CheckpointFailed`."""
+def convert_failures() -> Iterator[None]:
+    """Turn a ``CheckpointException``, which is not an ``Exception``, into :class:`CheckpointFailed`."""
     try:
         yield
     except CheckpointException as error:
         raise CheckpointFailed(error) from error
 
 
-def save(state: dict[str, Any], writer: Any, planner: Any = None, **how: Any) -> Any:
-    """Save a state; returns its metadata. Raises :class:`CheckpointFailed`."""
-    with told_plainly():
-        return dcp.save(state, storage_writer=writer, planner=planner, **how)
+def save(state: dict[str, Any], writer: Any, planner: Any = None, **options: Any) -> Any:
+    """Save a state and return its metadata. Raises :class:`CheckpointFailed`."""
+    with convert_failures():
+        return dcp.save(state, storage_writer=writer, planner=planner, **options)
 
 
-def load(state: dict[str, Any], reader: Any, planner: Any = None, **how: Any) -> dict[str, Any]:
-    """Load into a state, and return it. Raises :class:`CheckpointFailed`."""
-    with told_plainly():
-        dcp.load(state, storage_reader=reader, planner=planner, **how)
+def load(state: dict[str, Any], reader: Any, planner: Any = None, **options: Any) -> dict[str, Any]:
+    """Load into ``state`` and return it. Raises :class:`CheckpointFailed`."""
+    with convert_failures():
+        dcp.load(state, storage_reader=reader, planner=planner, **options)
     return state
 
 
-def finish(pending: Any) -> Any:
-    """What an asynchronous save gives in the end. Raises :class:`CheckpointFailed`."""
+def wait_for_save(pending: Any) -> Any:
+    """Wait for an asynchronous save and return its metadata. Raises :class:`CheckpointFailed`."""
     future: Future[Any] = pending if isinstance(pending, Future) else pending.upload_completion
-    with told_plainly():
+    with convert_failures():
         return future.result()
 
 
-def failure(attempt: Callable[[], Any]) -> Any:
-    """The exception with which all ranks give a save or a load up. Another error passes: a rank that gets it has left
-    the others."""
+def caught_failure(attempt: Callable[[], Any]) -> Any:
+    """The :class:`CheckpointFailed` that ``attempt`` raises, or ``None``. Other errors propagate, since one may be
+    raised on a single rank."""
     try:
         attempt()
     except CheckpointFailed as error:
@@ -64,12 +65,12 @@ def failure(attempt: Callable[[], Any]) -> Any:
 
 
 def first_line(error: Any) -> str:
-    """The first line of what an error says."""
+    """The first line of an error's message."""
     return str(error).partition("\n")[0]
 
 
 class App:
-    """An object with state of its own, as an application would put it into a checkpoint."""
+    """A stateful object of an application, with the number of its loads."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state

@@ -1,4 +1,4 @@
-"""What a state holds, as due functions say it: its tree, where its tensors lie, and their elements."""
+"""Due values for state dicts: the tree of a state, and the layouts and elements of its tensors."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Exactly(Due):
-    """A plain tensor, or a value that is none: of the same type, and equal all through."""
+class ExactDue(Due):
+    """A value of the same type that is equal; tensors also in dtype and shape."""
 
     value: Any
 
@@ -45,7 +45,7 @@ class Exactly(Due):
 
 @dataclass(frozen=True)
 class MeshTensor(Global):
-    """A DTensor. On a rank outside of its mesh nothing more is due."""
+    """A DTensor, whose contents are not compared on ranks outside its mesh."""
 
     def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         if here.coord(self.mesh) is not None or type(got) is not DTensor:
@@ -53,44 +53,44 @@ class MeshTensor(Global):
 
 
 @dataclass(frozen=True)
-class InShards(Due):
-    """A tensor of which the ranks hold any ``shards``, in a wrapper or a sharded tensor."""
+class ShardsDue(Due):
+    """A tensor with these ``shards`` in a ``holder``: ``wrapper`` or ``sharded``."""
 
-    kind: str
+    holder: str
     full: torch.Tensor
     shards: Shards
 
     def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        want = DTensor if self.kind == "wrapper" else compat.name("ShardedTensor")
+        want = DTensor if self.holder == "wrapper" else compat.name("ShardedTensor")
         message = f"{place} is a {type(got).__name__}, must be a {want.__name__}"
         if not here.require(isinstance(got, want), "wrong-metadata", check, message):
             return
-        own = self.shards.boxes_of(here.rank)
-        if self.kind == "wrapper":
+        boxes = self.shards.boxes_of(here.rank)
+        if self.holder == "wrapper":
             wrapper = got.to_local()
-            held = wrapper.local_shards()
-            offsets = [tuple(offset) for offset in wrapper.local_offsets()][: len(held)]
-            size, shape = joined_size(own), tuple(wrapper.size())
+            local = wrapper.local_shards()
+            offsets = [tuple(offset) for offset in wrapper.local_offsets()][: len(local)]
+            size, shape = joined_size(boxes), tuple(wrapper.size())
             message = f"the wrapper around the shards of {place} has shape {shape}, must have {size}"
             here.require(size in (None, shape), "wrong-metadata", check, message, size, shape)
         else:
-            held = [shard.tensor for shard in got.local_shards()]
+            local = [shard.tensor for shard in got.local_shards()]
             offsets = [tuple(shard.metadata.shard_offsets) for shard in got.local_shards()]
-        places = [box.offset for box in own]
+        want_offsets = [box.offset for box in boxes]
         message = f"{place} holds shards at other offsets than it must"
-        if here.require(offsets == places, "wrong-layout", check, message, places, offsets):
-            for box, shard in zip(own, held, strict=True):
+        if here.require(offsets == want_offsets, "wrong-layout", check, message, want_offsets, offsets):
+            for box, shard in zip(boxes, local, strict=True):
                 here.same(shard, elements(self.full, box), check, what=f"the shard at {box.offset} of {place}")
 
     def for_script(self, rank: int) -> Any:
-        own = self.shards.boxes_of(rank)
-        size = joined_size(own) if self.kind == "wrapper" else None
-        return {"shards": [(box.offset, elements(self.full, box)) for box in own], "shape": size or ...}
+        boxes = self.shards.boxes_of(rank)
+        size = joined_size(boxes) if self.holder == "wrapper" else None
+        return {"shards": [(box.offset, elements(self.full, box)) for box in boxes], "shape": size or ...}
 
 
 @dataclass(frozen=True)
-class Inside(Due):
-    """A stateful object, and what is due of its state."""
+class StatefulDue(Due):
+    """An :class:`App` whose state is due."""
 
     state: Any
 
@@ -104,26 +104,25 @@ class Inside(Due):
 
 
 @dataclass(frozen=True)
-class Row(Due):
-    """A list or a tuple of what is due."""
+class SequenceDue(Due):
+    """A list or a tuple of due values, of the same type and length."""
 
-    parts: list[Any] | tuple[Any, ...]
+    items: list[Any] | tuple[Any, ...]
 
     def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        alike = type(got) is type(self.parts) and len(got) == len(self.parts)
-        message = f"{place} is a {type(got).__name__}, must be a {type(self.parts).__name__} of {len(self.parts)} parts"
-        if here.require(alike, "wrong-metadata", check, message):
-            for at, (part, want) in enumerate(zip(got, self.parts, strict=True)):
+        matches = type(got) is type(self.items) and len(got) == len(self.items)
+        message = f"{place} is a {type(got).__name__}, must be a {type(self.items).__name__} of {len(self.items)} parts"
+        if here.require(matches, "wrong-metadata", check, message):
+            for at, (part, want) in enumerate(zip(got, self.items, strict=True)):
                 due.compare(here, check, part, want, f"{place}[{at}]")
 
     def for_script(self, rank: int) -> Any:
-        return due.for_script(self.parts, rank)
+        return due.for_script(self.items, rank)
 
 
 @dataclass(frozen=True)
 class Contents(Due):
-    """What a state holds: its tree, where its tensors lie, and their elements; those in ``poisoned`` differ from these
-    in every element."""
+    """The contents of a state at one ``end`` of a trip; tensors in ``poisoned`` differ from it in every element."""
 
     trip: t.Trip
     end: t.End
@@ -134,59 +133,59 @@ class Contents(Due):
         """The state with a :class:`Slot` for each tensor."""
         return self.end.state
 
-    def holding(self, tree: State, poisoned: Iterable[str] = ()) -> Contents:
-        """Another tree of the same tensors."""
+    def with_tree(self, tree: State, poisoned: Iterable[str] = ()) -> Contents:
+        """The same tensors in another tree; those in ``poisoned`` differ in every element."""
         return replace(self, end=replace(self.end, state=tree), poisoned=frozenset(poisoned))
 
-    def untouched(self) -> Contents:
-        """The same as a destination before the load: every value is another."""
-        return self.holding(spoil(self.tree), slot_names(self.tree))
+    def before_load(self) -> Contents:
+        """The contents of the destination before the load: every value differs."""
+        return self.with_tree(spoil(self.tree), slot_names(self.tree))
 
     def values(self) -> dict[str, MeshTensor | torch.Tensor]:
-        """The tensors of the case by themselves."""
+        """The tensors of the case, by name."""
         return {name: self.value(name) for name in self.trip.values}
 
     def value(self, name: str) -> MeshTensor | torch.Tensor:
-        """A tensor as it lies at this end; a plain one as it is."""
+        """A tensor with its layout at this end, or a plain one."""
         full, layout = self.full(name).contiguous(), self.end.layout(name)
         return full if layout is None else MeshTensor(full, layout)
 
     def full(self, name: str) -> torch.Tensor:
         """The global tensor."""
-        want = self.trip.due(self.end, name)
+        want = self.trip.full_tensor(self.end, name)
         return poison(want) if name in self.poisoned else want
 
-    def parts(self, value: Any) -> Any:
-        """What is due of a part of the tree."""
+    def due_for(self, value: Any) -> Any:
+        """The due value for a part of the tree."""
         match value:
             case Slot(name):
-                return self._tensor(name)
+                return self._due_for_tensor(name)
             case Stateful(state):
-                return Inside(self.parts(state))
+                return StatefulDue(self.due_for(state))
             case dict():
-                return {key: self.parts(entry) for key, entry in value.items()}
+                return {key: self.due_for(entry) for key, entry in value.items()}
             case list() | tuple() if any(slot_names(list(value))):
-                return Row(type(value)(map(self.parts, value)))
-        return Exactly(value)
+                return SequenceDue(type(value)(map(self.due_for, value)))
+        return ExactDue(value)
 
-    def _tensor(self, name: str) -> Due:
+    def _due_for_tensor(self, name: str) -> Due:
         value = self.value(name)
         if isinstance(value, torch.Tensor):
-            return Exactly(value)
-        return InShards(self.end.held, value.full, self.end.shards(name, ())) if self.end.held else value
+            return ExactDue(value)
+        return ShardsDue(self.end.holder, value.full, self.end.shards(name, ())) if self.end.holder else value
 
     def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        due.compare(here, check, got, self.parts(self.tree), place)
+        due.compare(here, check, got, self.due_for(self.tree), place)
 
     def for_script(self, rank: int) -> Any:
-        return due.for_script(self.parts(self.tree), rank)
+        return due.for_script(self.due_for(self.tree), rank)
 
     def compares(self) -> Iterator[str]:
         yield from ("dict", "exactly", "dtensor", "tensor", "list")
-        yield from ("shards",) if self.end.held else ()
+        yield from ("shards",) if self.end.holder else ()
         yield from ("stateful",) if any(isinstance(value, Stateful) for value in self.tree.values()) else ()
 
 
-def changed(full: torch.Tensor, times: int = 1) -> torch.Tensor:
-    """Values that differ from ``full`` in every element, and from those of other ``times``."""
+def newer_values(full: torch.Tensor, times: int = 1) -> torch.Tensor:
+    """Values that differ in every element from ``full`` and from those for other ``times``."""
     return (full if times % 2 == 0 else ~full) if full.dtype == torch.bool else full + times

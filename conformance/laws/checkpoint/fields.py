@@ -1,8 +1,8 @@
-"""The field types of laws on checkpoints: what is saved and loaded into, and writers, readers and planners.
+"""Field types of laws on checkpoints: states, and factories of writers, readers and planners.
 
-What a case says of a state stands in many of its fields, see :mod:`shardlaw.conformance.laws.checkpoint.trip`. An act
-gets real state dicts, a script prints them, and a due function gets their :class:`Contents`. ``writer`` and ``reader``
-make those of the target's storage for a folder, with the options of the case; in scripts they are torch's own.
+Several fields of a case describe a state, see :mod:`shardlaw.conformance.laws.checkpoint.trip`. An act gets a state
+dict, a due function its :class:`Contents`. ``writer`` and ``reader`` take a folder and return a writer or a reader of
+the target's storage, with the options of the case; in scripts they are those of torch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardlaw.conformance.law.fields import Field, MeshField, RankField, ScriptArgument, mesh_line
 from shardlaw.conformance.laws.checkpoint import trip as t
-from shardlaw.conformance.laws.checkpoint.contents import Contents, changed
-from shardlaw.conformance.laws.checkpoint.state_text import built, printed
+from shardlaw.conformance.laws.checkpoint.contents import Contents, newer_values
+from shardlaw.conformance.laws.checkpoint.state_text import build_contents, script_contents
 from shardlaw.conformance.rank import storage
 from shardlaw.reference.checkpoint.state_dict import (
     FlattenError,
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 IMPORT = "import torch.distributed.checkpoint as dcp"
-OF_STATES = ("*", "mesh", "mesh.load", "state", "into", "to", "to.?", "dtype", "memory", "world.save", "world.load",
+STATE_FIELDS = ("*", "mesh", "mesh.load", "state", "into", "to", "to.?", "dtype", "memory", "world.save", "world.load",
              "held", "cut", "held.load", "cut.load")  # fmt: skip
-OF_WRITERS = ("threads", "files", "sync", "ahead", "format")
+WRITER_FIELDS = ("threads", "files", "sync", "ahead", "format")
 
 
 class StateField(Field):
-    """A state at one ``end`` of a trip; ``tree`` names the end whose state it is, where that is the other one.
+    """The state at one ``end`` of a trip.
 
-    ``blank``: a destination: poisoned, or on the device ``meta``. What a due function gets is what must arrive in it.
-    ``plain``: with whole
-    tensors; ``rebuilt``: as it is put together from its leaves. ``newer``: values that were changed so many times.
+    ``tree``: the end whose tree it has. ``fill``: it is a destination, and before the load poisoned or on the device
+    ``meta``; a due function gets its contents after the load. ``plain``: with full tensors. ``rebuilt``: its tree is
+    flattened and unflattened. ``newer``: a number that changes every value; 0: the values of the case.
     """
 
     takes = "a state such as {w:x,n:1} and tensors of one letter"
@@ -55,22 +55,16 @@ class StateField(Field):
         end: Literal["save", "load"],
         *,
         tree: Literal["", "save", "load"] = "",
-        blank: Literal["", "poison", "meta"] = "",
+        fill: Literal["", "poison", "meta"] = "",
         plain: bool = False,
         rebuilt: bool = False,
         newer: int = 0,
     ) -> None:
-        self.end, self.tree, self.blank, self.plain, self.rebuilt, self.newer = (
-            end,
-            tree or end,
-            blank,
-            plain,
-            rebuilt,
-            newer,
-        )
+        self.end, self.tree, self.fill = end, tree or end, fill
+        self.plain, self.rebuilt, self.newer = plain, rebuilt, newer
 
     def fields(self, name: str) -> tuple[str, ...]:
-        return OF_STATES
+        return STATE_FIELDS
 
     def read(self, case: Case, name: str) -> Contents:
         trip = t.read_trip(case)
@@ -79,57 +73,59 @@ class StateField(Field):
         if self.rebuilt:
             tree = unflatten(flatten(tree))
         specs = {name: spec.with_placements(None) for name, spec in end.specs.items()} if self.plain else end.specs
-        values = {name: changed(full, self.newer) for name, full in trip.values.items()} if self.newer else trip.values
+        values = (
+            {name: newer_values(full, self.newer) for name, full in trip.values.items()} if self.newer else trip.values
+        )
         return Contents(replace(trip, values=values), replace(end, state=tree, specs=specs))
 
     def build(self, value: Contents, here: RankContext) -> State:
-        return built(value, here, self.blank)
+        return build_contents(value, here, self.fill)
 
     def to_script(self, value: Contents, name: str, world: int) -> ScriptArgument:
-        return printed(value, "" if name == "state" else f"{name}_", world, self.blank)
+        return script_contents(value, "" if name == "state" else f"{name}_", world, self.fill)
 
 
 class StatesField(Field):
-    """The states that the field ``order`` names one after the other, ``a`` that of the save and ``b`` that of the load;
-    the values of each differ from those of the one before."""
+    """A list of states, a letter of the field ``order`` each: ``a``, that of the save, or ``b``, that of the load. Each
+    state has other values."""
 
     takes = "an order such as aba"
     always = True
 
-    def __init__(self, *, blank: bool = False) -> None:
-        self.blank = "poison" if blank else ""
+    def __init__(self, *, poisoned: bool = False) -> None:
+        self.fill = "poison" if poisoned else ""
 
     def fields(self, name: str) -> tuple[str, ...]:
-        return (*OF_STATES, "order")
+        return (*STATE_FIELDS, "order")
 
     def read(self, case: Case, name: str) -> list[Contents]:
         ends: dict[str, Literal["save", "load"]] = {"a": "save", "b": "load"}
         return [StateField(ends[which], newer=at).read(case, name) for at, which in enumerate(case.get("order"))]
 
     def build(self, value: Sequence[Contents], here: RankContext) -> list[State]:
-        return [built(one, here, self.blank) for one in value]
+        return [build_contents(state, here, self.fill) for state in value]
 
     def to_script(self, value: Sequence[Contents], name: str, world: int) -> ScriptArgument:
-        found = [printed(one, f"{name}_{at}_", world, self.blank) for at, one in enumerate(value)]
-        lines = tuple(line for one in found for line in one.statements)
-        uses = tuple(dict.fromkeys(thing for one in found for thing in one.uses))
-        return ScriptArgument(f"[{', '.join(one.expression for one in found)}]", (), lines, uses=uses)
+        states = [script_contents(state, f"{name}_{at}_", world, self.fill) for at, state in enumerate(value)]
+        lines = tuple(line for state in states for line in state.statements)
+        uses = tuple(dict.fromkeys(name for state in states for name in state.uses))
+        return ScriptArgument(f"[{', '.join(state.expression for state in states)}]", (), lines, uses=uses)
 
 
 class WriterField(Field):
-    """What makes writers for a folder: with the options of the case, and those that ``more`` finds in it."""
+    """A function from a folder to a writer, with the options of the case and those that ``extra`` reads from it."""
 
     takes = "options of a writer"
     always = True
 
-    def __init__(self, more: Callable[[Case], Mapping[str, Any]] = lambda case: {}) -> None:
-        self.more = more
+    def __init__(self, extra: Callable[[Case], Mapping[str, Any]] = lambda case: {}) -> None:
+        self.extra = extra
 
     def fields(self, name: str) -> tuple[str, ...]:
-        return OF_WRITERS
+        return WRITER_FIELDS
 
     def read(self, case: Case, name: str) -> dict[str, Any]:
-        return {**t.writer_options(case), **self.more(case)}
+        return {**t.writer_options(case), **self.extra(case)}
 
     def build(self, value: Mapping[str, Any], here: RankContext) -> Any:
         try:
@@ -148,7 +144,7 @@ class WriterField(Field):
 
 
 class WriterOptionsField(WriterField):
-    """The options of the case alone, for writers of another storage than the target's."""
+    """The options of the writer, for a storage other than the target's."""
 
     def build(self, value: Mapping[str, Any], here: RankContext) -> Any:
         return dict(value)
@@ -164,18 +160,16 @@ def options_text(options: Mapping[str, Any]) -> str:
 
 
 class PlannerField(Field):
-    """The planner of a save or a load with the options of the case; ``None`` where there are none and the default
-    serves.
+    """The planner of a save or a load with the options of the case; ``None`` for the default planner without options.
 
-    ``made``: its class, where it is another. ``partial``: a load may leave alone what was not saved, where there is
-    such.
+    ``planner_class``: its class, if not the default. ``partial``: allow a partial load where leaves were not saved.
     """
 
     takes = "options of a planner"
     always = True
 
-    def __init__(self, *, saves: bool, made: type | None = None, partial: bool = False) -> None:
-        self.saves, self.made, self.partial = saves, made, partial
+    def __init__(self, *, saves: bool, planner_class: type | None = None, partial: bool = False) -> None:
+        self.saves, self.planner_class, self.partial = saves, planner_class, partial
 
     def fields(self, name: str) -> tuple[str, ...]:
         return ("nested", "inner", "dedup")
@@ -185,22 +179,22 @@ class PlannerField(Field):
         return {**t.planner_options(case, saves=self.saves), **allowed}
 
     def build(self, value: Mapping[str, Any], here: RankContext) -> Any:
-        made = self.made or (DefaultSavePlanner if self.saves else DefaultLoadPlanner)
-        return made(**value) if value or self.made else None
+        planner_class = self.planner_class or (DefaultSavePlanner if self.saves else DefaultLoadPlanner)
+        return planner_class(**value) if value or self.planner_class else None
 
     def to_script(self, value: Mapping[str, Any], name: str, world: int) -> ScriptArgument:
-        if self.made is None:
-            made = "dcp.DefaultSavePlanner" if self.saves else "dcp.DefaultLoadPlanner"
-            return ScriptArgument(f"{made}({options_text(value)})" if value else "None", imports=(IMPORT,))
-        of_torch = self.made.__module__.startswith("torch.")
-        imports = (f"from {self.made.__module__} import {self.made.__name__}",) if of_torch else ()
-        return ScriptArgument(
-            f"{self.made.__name__}({options_text(value)})", imports=imports, uses=() if of_torch else (self.made,)
-        )
+        if self.planner_class is None:
+            default = "dcp.DefaultSavePlanner" if self.saves else "dcp.DefaultLoadPlanner"
+            return ScriptArgument(f"{default}({options_text(value)})" if value else "None", imports=(IMPORT,))
+        name, module = self.planner_class.__name__, self.planner_class.__module__
+        expression = f"{name}({options_text(value)})"
+        if module.startswith("torch."):
+            return ScriptArgument(expression, imports=(f"from {module} import {name}",))
+        return ScriptArgument(expression, uses=(self.planner_class,))
 
 
 def unsaved(case: Case) -> list[str]:
-    """The leaves of what is loaded into that were not saved."""
+    """The leaves of the state of the load that were not saved."""
     trip = t.read_trip(case)
     try:
         saved = flatten(trip.save.state)
@@ -210,7 +204,7 @@ def unsaved(case: Case) -> list[str]:
 
 
 class EndMeshField(MeshField):
-    """The mesh of the load, which is that of the save where the case names no other."""
+    """The mesh of the load, by default that of the save."""
 
     always = True
 
@@ -221,45 +215,32 @@ class EndMeshField(MeshField):
         return ("mesh", "mesh.load")
 
     def to_script(self, value: Mesh, name: str, world: int) -> ScriptArgument:
-        # a state of a script makes it too, under one of these names
         return ScriptArgument("mesh", (), (mesh_line(value, "mesh"),))
-
-
-class ReaderField(RankField):
-    """What makes readers for a folder."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda here: functools.partial(storage.make_reader, here.target), "dcp.FileSystemReader")
-
-    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
-        return ScriptArgument(self.expression, imports=(IMPORT,))
-
-
-class InFilesField(RankField):
-    """Whether the target's storage keeps files."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda here: storage.target_storage(here.target).files, "IN_FILES")
-
-    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
-        return ScriptArgument(self.expression, ("IN_FILES = True",))
 
 
 Saved = Annotated[dict[str, Any], StateField("save")]
 Newer = Annotated[dict[str, Any], StateField("save", newer=1)]
-Blank = Annotated[dict[str, Any], StateField("load", blank="poison")]
-NewerBlank = Annotated[dict[str, Any], StateField("load", blank="poison", newer=1)]
+Destination = Annotated[dict[str, Any], StateField("load", fill="poison")]
+NewerDestination = Annotated[dict[str, Any], StateField("load", fill="poison", newer=1)]
 States = Annotated[list[dict[str, Any]], StatesField()]
-Blanks = Annotated[list[dict[str, Any]], StatesField(blank=True)]
+Destinations = Annotated[list[dict[str, Any]], StatesField(poisoned=True)]
 Writer = Annotated[Callable[..., Any], WriterField()]
 WriterOptions = Annotated[dict[str, Any], WriterOptionsField()]
-Reader = Annotated[Callable[..., Any], ReaderField()]
-Place = Annotated[
+Reader = Annotated[
+    Callable[..., Any],
+    RankField(
+        lambda here: functools.partial(storage.make_reader, here.target), "dcp.FileSystemReader", imports=(IMPORT,)
+    ),
+]
+CheckpointId = Annotated[
     Callable[[str], Any], RankField(lambda here: functools.partial(storage.checkpoint_id, here.target), "str")
 ]
-"""What the target's storage calls the checkpoint in a folder: its ``checkpoint_id``."""
+"""A function from a folder to the ``checkpoint_id`` by which the target's storage names the checkpoint there."""
 SavePlanner = Annotated[Any, PlannerField(saves=True)]
 LoadPlanner = Annotated[Any, PlannerField(saves=False)]
 LoadMesh = Annotated[DeviceMesh, EndMeshField()]
-InFiles = Annotated[bool, InFilesField()]
-"""Whether a checkpoint of the target's storage is a folder of files that its metadata names."""
+InFiles = Annotated[
+    bool,
+    RankField(lambda here: storage.target_storage(here.target).files, "IN_FILES", constants=("IN_FILES = True",)),
+]
+"""Whether a checkpoint of the target's storage is a folder of files that its metadata lists."""

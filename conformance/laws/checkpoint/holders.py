@@ -1,8 +1,7 @@
-"""Tensors whose shards are no even chunks: any boxes of a tensor, several a rank or none, held by a wrapper or a
-sharded tensor.
+"""Tensors with any boxes as shards, several on a rank or none, in one of two holders.
 
-A *cut* says how one dim of a tensor is handed out: ``1@0,3@1,2@0`` gives its first row to rank 0, the next three to
-rank 1, and the last two to rank 0 again. Without a cut, the shards are those of the layout. Two things can hold them:
+A *cut* assigns the indices of one tensor dim to ranks: ``1@0,3@1,2@0`` assigns the first row to rank 0, the next three
+to rank 1, and the last two to rank 0. Without a cut, the shards are those of the layout. The holders:
 
 ``wrapper``  a DTensor around a ``LocalShardsWrapper``, as recommender tables use it
 ``sharded``  a ``ShardedTensor``
@@ -28,15 +27,11 @@ from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import Shard
 from shardlaw.reference.shards import Shards, shards_along
 
-KINDS = ("wrapper", "sharded")
-
 
 def shards_of_cut(layout: Layout, runs: str = "") -> Shards:
-    """Who holds what of a tensor on a 1-D mesh, as the cut ``runs`` hands it out along the dim that the layout shards,
-    or as the layout does.
+    """The shards of a tensor on a 1-D mesh: by the cut ``runs`` of the dim that the layout shards, or by the layout.
 
-    Raises :class:`NotationError`. A cut may leave a rest, or reach beyond the end: what is made of that is for a law to
-    say.
+    A cut may end before or beyond the extent of the dim. Raises :class:`NotationError`.
     """
     if not runs:
         shards = Shards.of_layout(layout)
@@ -49,36 +44,35 @@ def shards_of_cut(layout: Layout, runs: str = "") -> Shards:
 
 
 def elements(full: torch.Tensor, box: Box) -> torch.Tensor:
-    """The elements in a box, as a new tensor; zeros where it reaches beyond the end."""
-    held = full.new_zeros(box.size)
+    """The elements in a box, as a new tensor; zeros beyond the end of ``full``."""
+    shard = full.new_zeros(box.size)
     inside = full[box.slices()]
-    held[tuple(map(slice, inside.shape))] = inside
-    return held
+    shard[tuple(map(slice, inside.shape))] = inside
+    return shard
 
 
-def wrapped(
-    pieces: Sequence[tuple[Any, torch.Tensor]], mesh: DeviceMesh, placements: Sequence[Any], shape: Sequence[int]
+def wrapper_dtensor(
+    shards: Sequence[tuple[Any, torch.Tensor]], mesh: DeviceMesh, placements: Sequence[Any], shape: Sequence[int]
 ) -> DTensor:
-    """A DTensor around the shards of this rank, given by their offsets."""
-    wrapper = compat.LocalShardsWrapper([shard for _, shard in pieces], [offset for offset, _ in pieces])
+    """A DTensor around a wrapper of the shards of this rank, which are pairs of offsets and elements."""
+    wrapper = compat.LocalShardsWrapper([shard for _, shard in shards], [offset for offset, _ in shards])
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(wrapper, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
-def sharded(pieces: Sequence[tuple[Any, torch.Tensor]], shape: Sequence[int]) -> Any:
-    """A sharded tensor of the shards of all ranks, given by their offsets. All ranks must call it."""
+def sharded_tensor(shards: Sequence[tuple[Any, torch.Tensor]], shape: Sequence[int]) -> Any:
+    """A ``ShardedTensor`` of all ranks' shards, which are pairs of offsets and elements. Collective."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         make = compat.ShardOfTensor.from_tensor_and_offsets
         return compat.init_from_local_shards(
-            [make(shard, [*offset], dist.get_rank()) for offset, shard in pieces], *shape
+            [make(shard, [*offset], dist.get_rank()) for offset, shard in shards], *shape
         )
 
 
-def hold(here: RankContext, kind: str, layout: Layout, own: Sequence[tuple[Box, torch.Tensor]]) -> Any:
-    """A tensor whose shards on this rank are ``own``: each box with the elements that are to stand there. All ranks
-    must call it."""
-    pieces = [(box.offset, here.tensor(shard)) for box, shard in own]
-    if kind == "wrapper":
-        return wrapped(pieces, here.mesh(layout.mesh), here.placements(layout.placements), layout.shape)
-    return sharded(pieces, layout.shape)
+def build_holder(here: RankContext, holder: str, layout: Layout, local: Sequence[tuple[Box, torch.Tensor]]) -> Any:
+    """A tensor in a ``holder`` whose shards on this rank are ``local``, boxes with their elements. Collective."""
+    shards = [(box.offset, here.tensor(shard)) for box, shard in local]
+    if holder == "wrapper":
+        return wrapper_dtensor(shards, here.mesh(layout.mesh), here.placements(layout.placements), layout.shape)
+    return sharded_tensor(shards, layout.shape)

@@ -1,4 +1,4 @@
-"""States as ranks build them, and as scripts print them: tensors, each made once, and the tree around them."""
+"""Builds states on ranks, and prints them for scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardlaw.conformance.law.fields import ScriptArgument, dtensor_expression, 
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import App, poison
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.holders import elements, sharded, wrapped
+from shardlaw.conformance.laws.checkpoint.holders import elements, sharded_tensor, wrapper_dtensor
 from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, slot_names
 from shardlaw.reference.tensors import lay_out
 
@@ -21,80 +21,83 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 
-def filled(value: Contents, blank: str) -> tuple[Contents, Callable[[torch.Tensor], torch.Tensor]]:
-    """What a state holds at first, and what is done to the elements of its tensors."""
-    if blank == "meta":
-        return value, lambda local: local.to("meta")
-    return (value.untouched(), poison) if blank else (value, torch.clone)
+Fill = Callable[[torch.Tensor], torch.Tensor]
 
 
-def built(value: Contents, here: RankContext, blank: str) -> State:
-    first, put = filled(value, blank)
-    return t.build(first.end, lambda name: t.placed(here, first.end, name, value.full(name), put))
+def initial_state(value: Contents, fill: str) -> tuple[t.End, Fill]:
+    """An end before it is saved or loaded into, and a function from the due local elements to the initial ones."""
+    if fill == "meta":
+        return value.end, lambda local: local.to("meta")
+    return (value.before_load().end, poison) if fill else (value.end, torch.clone)
 
 
-def printed(value: Contents, prefix: str, world: int, blank: str) -> ScriptArgument:
-    """A state of a script: statements that make its tensors, each once, and the expression of the whole."""
-    first, put = filled(value, blank)
-    end, lines = first.end, list[str]()
-    on = "mesh" if end.mesh == value.trip.save.mesh else "mesh.load"
-    used = set[Callable[..., Any]]()
+def build_contents(value: Contents, here: RankContext, fill: str) -> State:
+    """The state on a rank."""
+    end, initial = initial_state(value, fill)
+    return t.build_state(end, lambda name: t.build_tensor(here, end, name, value.full(name), initial))
+
+
+def script_contents(value: Contents, prefix: str, world: int, fill: str) -> ScriptArgument:
+    """The state in a script: statements for its tensors, which are named ``prefix`` and their name, and the expression
+    of the tree."""
+    end, initial = initial_state(value, fill)
+    lines, used = list[str](), set[Callable[..., Any]]()
+    mesh = "mesh" if end.mesh == value.trip.save.mesh else "mesh.load"
     for name in slot_names(end.state):
         spec, layout, full = end.specs[name], end.layout(name), value.full(name)
-        if layout is not None and end.held != "sharded" and mesh_line(end.mesh, on) not in lines:
-            lines.append(mesh_line(end.mesh, on))
-        if layout is not None and end.held:
-            make = wrapped if end.held == "wrapper" else sharded
-            placements = f"{mesh_name(on)}, {texts.placements_literal(layout.placements)}, " if make is wrapped else ""
-            held = pieces_text(end, name, full, put, world)
-            lines.append(f"{prefix}{name} = {make.__name__}({held}, {placements}{layout.shape})")
-            used.add(make)
-            continue
-        held = at_rank(
-            {rank: text(t.part(end, name, full, rank), "" if put is torch.clone else blank) for rank in range(world)}
-        )
-        if spec.memory != "plain" and spec.shape:
-            held = f"lay_out({held}, {spec.memory!r})"
-            used.add(lay_out)
-        if layout is not None:
-            held = dtensor_expression(Global(full, layout), held, mesh_name(on))
-        lines.append(f"{prefix}{name} = {held}")
+        if layout is not None and end.holder != "sharded" and mesh_line(end.mesh, mesh) not in lines:
+            lines.append(mesh_line(end.mesh, mesh))
+        if layout is not None and end.holder:
+            shards = script_shards(end, name, full, initial, world)
+            if end.holder == "wrapper":
+                placements = texts.placements_literal(layout.placements)
+                expression = f"wrapper_dtensor({shards}, {mesh_name(mesh)}, {placements}, {layout.shape})"
+                used.add(wrapper_dtensor)
+            else:
+                expression = f"sharded_tensor({shards}, {layout.shape})"
+                used.add(sharded_tensor)
+        else:
+            locals_ = {rank: tensor_text(initial(t.local_tensor(end, name, full, rank))) for rank in range(world)}
+            expression = select_by_rank(locals_)
+            if spec.memory != "plain" and spec.shape:
+                expression = f"lay_out({expression}, {spec.memory!r})"
+                used.add(lay_out)
+            if layout is not None:
+                expression = dtensor_expression(Global(full, layout), expression, mesh_name(mesh))
+        lines.append(f"{prefix}{name} = {expression}")
     if any(isinstance(entry, Stateful) for entry in end.state.values()):
         used.add(App)
-    return ScriptArgument(
-        tree_text(end.state, prefix), (), tuple(lines), uses=tuple(sorted(used, key=lambda one: one.__name__))
-    )
+    uses = tuple(sorted(used, key=lambda function: function.__name__))
+    return ScriptArgument(tree_text(end.state, prefix), (), tuple(lines), uses=uses)
 
 
-def pieces_text(
-    end: t.End, name: str, full: torch.Tensor, put: Callable[[torch.Tensor], torch.Tensor], world: int
-) -> str:
-    """The expression of the shards of a rank: their offsets and elements."""
-    own = {
-        rank: [f"({box.offset}, {text(put(elements(full, box)))})" for box in end.boxes(name, rank)]
+def script_shards(end: t.End, name: str, full: torch.Tensor, initial: Fill, world: int) -> str:
+    """The expression of the shards of a rank: pairs of offsets and elements."""
+    shards = {
+        rank: [f"({box.offset}, {tensor_text(initial(elements(full, box)))})" for box in end.boxes(name, rank)]
         for rank in range(world)
     }
-    return at_rank({rank: f"[{', '.join(shards)}]" for rank, shards in own.items()})
+    return select_by_rank({rank: f"[{', '.join(pairs)}]" for rank, pairs in shards.items()})
 
 
-def text(held: torch.Tensor, blank: str = "") -> str:
-    """The expression of a tensor; of one that is to be ``blank``, of what stands there instead."""
-    if blank == "meta":
-        return f'torch.empty({tuple(held.shape)}, dtype={held.dtype}, device="meta")'
-    held = poison(held) if blank else held
-    if held.numel() > 2 and bool((held == held.flatten()[0]).all()):
-        return f"torch.full({tuple(held.shape)}, {texts.literal(held.flatten()[0].item())}, dtype={held.dtype})"
-    return texts.tensor_literal(held.contiguous())
+def tensor_text(local: torch.Tensor) -> str:
+    """The expression of a tensor."""
+    if local.is_meta:
+        return f'torch.empty({tuple(local.shape)}, dtype={local.dtype}, device="meta")'
+    if local.numel() > 2 and bool((local == local.flatten()[0]).all()):
+        return f"torch.full({tuple(local.shape)}, {texts.literal(local.flatten()[0].item())}, dtype={local.dtype})"
+    return texts.tensor_literal(local.contiguous())
 
 
-def at_rank(by_rank: Mapping[int, str]) -> str:
-    """The expression of what a rank holds."""
-    if len({*by_rank.values()}) == 1:
-        return next(iter(by_rank.values()))
-    return "{\n" + "".join(f"    {rank}: {value},\n" for rank, value in by_rank.items()) + "}[rank]"
+def select_by_rank(expressions: Mapping[int, str]) -> str:
+    """An expression that selects this rank's one, where they differ."""
+    if len({*expressions.values()}) == 1:
+        return next(iter(expressions.values()))
+    return "{\n" + "".join(f"    {rank}: {value},\n" for rank, value in expressions.items()) + "}[rank]"
 
 
 def tree_text(value: Any, prefix: str) -> str:
+    """The expression of a tree, in which tensors are named ``prefix`` and their name."""
     match value:
         case Slot(name):
             return f"{prefix}{name}"

@@ -1,1 +1,1 @@
-"""What is left of a checkpoint when ranks or machines die in the middle of a save."""
+"""Laws on crashes of ranks or machines during a save."""

@@ -1,4 +1,4 @@
-"""Laws on how users save so that a crash costs them the last checkpoint at most: protocols, and what each promises."""
+"""Laws on protocols by which users save, so that a crash costs them at most the last checkpoint."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import os
 import shutil
 from typing import Any
 
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.laws.checkpoint.fields import Newer, Reader, Saved
-from shardlaw.conformance.laws.crash.crashes import finish, load, save, seen
+from shardlaw.conformance.laws.crash.crashes import load, save, try_load, wait_for_save
 from shardlaw.conformance.laws.crash.fields import (
-    Crashing,
+    FullDestination,
+    NewerFullState,
     Newest,
-    NewestWhole,
-    NewWhole,
+    NewestFullState,
+    OneOfStates,
+    SaveCrash,
     SyncingWriter,
-    Untorn,
-    Whole,
     crash_law,
 )
 
@@ -31,7 +32,7 @@ BOTH = ((f"{TWO} disk=posix", 74), (f"{TWO} disk=kill", 20), (f"{ONE} disk=posix
 
 
 def settle(folder: Any) -> None:
-    """Make all that a folder holds last: sync its files, its folders, and the folder that holds it."""
+    """Sync all files and folders below a folder, the folder, and its parent."""
     for path, _, files in os.walk(folder, topdown=False):
         for name in [*files, ""]:
             sync(os.path.join(path, name))
@@ -39,147 +40,160 @@ def settle(folder: Any) -> None:
 
 
 def sync(path: Any) -> None:
-    """Make a file, or the names in a folder, last."""
+    """Sync a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
 
 
-def point(root: Any, step: int, lasts: bool) -> None:
-    """Let the file ``latest`` name a step: one that is written beside it takes its place. ``lasts``: both are
-    synced."""
+def write_pointer(root: Any, step: int) -> None:
+    """Replace the file ``latest`` by one that names this step, and sync it and the folder."""
     with open(f"{root}/latest.new", "w") as stream:
         stream.write(str(step))
         stream.flush()
-        if lasts:
-            os.fsync(stream.fileno())
+        os.fsync(stream.fileno())
     os.replace(f"{root}/latest.new", f"{root}/latest")
-    if lasts:
-        sync(root)
+    sync(root)
 
 
-def pointed(root: Any) -> str:
-    """The step that ``latest`` names."""
+def save_and_point(state: Any, writer: Any, root: Any, step: int, *, settled: bool = False) -> None:
+    """Save into a new folder, and let rank 0 write its name into ``latest``, with ``settled`` after a sync of the
+    folder."""
+    save(state, writer(f"{root}/{step}"))
+    if dist.get_rank() == 0:
+        if settled:
+            settle(f"{root}/{step}")
+        write_pointer(root, step)
+
+
+def load_pointed(root: Any, destination: Any, reader: Any) -> Any:
+    """Load the checkpoint that ``latest`` names."""
     with open(f"{root}/latest") as stream:
-        return stream.read()
+        return load(destination, reader(f"{root}/{stream.read()}"))
 
 
-def steps(root: Any) -> list[str]:
-    """The folders of a root that are called by a number, the latest one first."""
+def list_steps(root: Any) -> list[str]:
+    """The folders that are named by a number, the highest first."""
     return sorted((name for name in os.listdir(root) if name.isdigit()), key=int, reverse=True)
 
 
-def newest_that_loads(root: Any, whole: Any, reader: Any) -> Any:
-    """The latest checkpoint of a root that loads. Raises what the oldest one raises where none does."""
-    for step in steps(root):
+def load_newest(root: Any, destination: Any, reader: Any) -> Any:
+    """Load the newest checkpoint that loads. Where none does, raises the error of the oldest."""
+    for step in list_steps(root):
         try:
-            return load(whole, reader(f"{root}/{step}"))
+            return load(destination, reader(f"{root}/{step}"))
         except (Exception, CheckpointException) as error:
             last: BaseException = error
     raise last
 
 
-def last_or_before(whole: Whole, saved_last: NewWhole, rank: Rank):
-    """What must load after a crash in the second save."""
-    return {"resumed": Untorn({"old": whole, "new": saved_last}, rank, refusable=False)}
+def due_old_or_new(old: FullDestination, new: NewerFullState, rank: Rank):
+    """The due function of a crash during the second save."""
+    return {"resumed": OneOfStates({"old": old, "new": new}, rank, may_refuse=False)}
 
 
 @crash_law("pointer", source=SOURCE, control=f"{TWO} disk=kill crash=0", scenarios=BOTH, smoke=2)
 def pointer(
-    state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, rank: Rank, crash: Crashing
+    state: Saved, newer: Newer, destination: FullDestination, writer: SyncingWriter, reader: Reader, crash: SaveCrash
 ):
-    """Each save goes into a folder of its own, then a file names it: what the file names always loads."""
-
-    def save_step(step, given):
-        save(given, writer(f"{crash.run}/{step}"))
-        if rank == 0:
-            point(crash.run, step, True)
-
-    found = crash.left(lambda: save_step(0, state), lambda: save_step(1, newer))
-    return {"resumed": seen(found, lambda: load(whole, reader(f"{crash.rest}/{pointed(crash.rest)}")))}
+    """If each save goes into a new folder that a file then names, the named folder loads after a crash."""
+    after = crash.simulate(
+        lambda: save_and_point(state, writer, crash.folder, 0),
+        lambda: save_and_point(newer, writer, crash.folder, 1),
+    )
+    return {"resumed": try_load(after, lambda: load_pointed(crash.remains, destination, reader))}
 
 
-pointer.due(last_or_before)
+pointer.due(due_old_or_new)
 
 
 @crash_law("settled", source=SOURCE, control=f"{TWO} disk=posix crash=0", scenarios=BOTH, smoke=4)
 def settled(
-    state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, rank: Rank, crash: Crashing
+    state: Saved, newer: Newer, destination: FullDestination, writer: SyncingWriter, reader: Reader, crash: SaveCrash
 ):
-    """Each save goes into a folder of its own, all of which is then synced, then a file names it: what the file names
-    always loads."""
-
-    def save_step(step, given):
-        save(given, writer(f"{crash.run}/{step}"))
-        if rank == 0:
-            settle(f"{crash.run}/{step}")
-            point(crash.run, step, True)
-
-    found = crash.left(lambda: save_step(0, state), lambda: save_step(1, newer))
-    return {"resumed": seen(found, lambda: load(whole, reader(f"{crash.rest}/{pointed(crash.rest)}")))}
+    """If each save goes into a new folder that is then synced, and named by a file, the named folder loads after a
+    crash."""
+    after = crash.simulate(
+        lambda: save_and_point(state, writer, crash.folder, 0, settled=True),
+        lambda: save_and_point(newer, writer, crash.folder, 1, settled=True),
+    )
+    return {"resumed": try_load(after, lambda: load_pointed(crash.remains, destination, reader))}
 
 
-settled.due(last_or_before)
+settled.due(due_old_or_new)
 
 
 @crash_law("newest", source=SOURCE, control=f"{TWO} disk=posix crash=0", scenarios=BOTH, smoke=4)
-def newest(state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
-    """Each save goes into a folder of its own: the newest folder that loads holds the last save or the one before."""
-    found = crash.left(lambda: save(state, writer(f"{crash.run}/0")), lambda: save(newer, writer(f"{crash.run}/1")))
-    return {"resumed": seen(found, lambda: newest_that_loads(crash.rest, whole, reader))}
+def newest(
+    state: Saved, newer: Newer, destination: FullDestination, writer: SyncingWriter, reader: Reader, crash: SaveCrash
+):
+    """If each save goes into a new folder, the newest folder that loads after a crash has the last save or the one
+    before."""
+    after = crash.simulate(
+        lambda: save(state, writer(f"{crash.folder}/0")), lambda: save(newer, writer(f"{crash.folder}/1"))
+    )
+    return {"resumed": try_load(after, lambda: load_newest(crash.remains, destination, reader))}
 
 
-newest.due(last_or_before)
+newest.due(due_old_or_new)
 
 
 @crash_law("kept", source=SOURCE, control=f"{TWO} disk=posix crash=0", scenarios=BOTH, smoke=2)
-def kept(
+def remove_older(
     state: Saved,
     newer: Newer,
     newest: Newest,
-    whole: Whole,
+    destination: FullDestination,
     writer: SyncingWriter,
     reader: Reader,
     rank: Rank,
-    crash: Crashing,
+    crash: SaveCrash,
 ):
-    """Two checkpoints are kept, and the older one is removed once the next is saved: the newest folder that loads holds
-    the last save or the one before it."""
+    """If the older of two checkpoints is removed after the next save, the newest folder that loads after a crash has
+    the last save or the one before."""
 
-    def before():
-        save(state, writer(f"{crash.run}/0"))
-        save(newer, writer(f"{crash.run}/1"))
+    def save_two():
+        save(state, writer(f"{crash.folder}/0"))
+        save(newer, writer(f"{crash.folder}/1"))
 
-    def go():
-        save(newest, writer(f"{crash.run}/2"))
+    def save_and_remove():
+        save(newest, writer(f"{crash.folder}/2"))
         if rank == 0:
-            shutil.rmtree(f"{crash.run}/0")
+            shutil.rmtree(f"{crash.folder}/0")
 
-    found = crash.left(before, go)
-    return {"resumed": seen(found, lambda: newest_that_loads(crash.rest, whole, reader))}
+    after = crash.simulate(save_two, save_and_remove)
+    return {"resumed": try_load(after, lambda: load_newest(crash.remains, destination, reader))}
 
 
-@kept.due
-def _(newer_one: NewWhole, newest_one: NewestWhole, rank: Rank):
-    return {"resumed": Untorn({"old": newer_one, "new": newest_one}, rank, refusable=False)}
+@remove_older.due
+def _(old: NewerFullState, new: NewestFullState, rank: Rank):
+    return {"resumed": OneOfStates({"old": old, "new": new}, rank, may_refuse=False)}
 
 
 @crash_law("renamed", source=SOURCE, control=f"{TWO} disk=kill crash=0", scenarios=BOTH, smoke=2)
 def renamed(
-    state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, rank: Rank, crash: Crashing
+    state: Saved,
+    newer: Newer,
+    destination: FullDestination,
+    writer: SyncingWriter,
+    reader: Reader,
+    rank: Rank,
+    crash: SaveCrash,
 ):
-    """Each save goes into a folder that is renamed when it is done: the newest folder that bears its name loads."""
+    """If each save goes into a folder that is renamed after it, the newest renamed folder loads after a crash."""
 
-    def save_step(step, given):
-        save(given, writer(f"{crash.run}/{step}.new"))
+    def save_step(step, state):
+        save(state, writer(f"{crash.folder}/{step}.new"))
         if rank == 0:
-            os.rename(f"{crash.run}/{step}.new", f"{crash.run}/{step}")
+            os.rename(f"{crash.folder}/{step}.new", f"{crash.folder}/{step}")
 
-    found = crash.left(lambda: save_step(0, state), lambda: save_step(1, newer))
-    return {"resumed": seen(found, lambda: load(whole, reader(f"{crash.rest}/{steps(crash.rest)[0]}")))}
+    after = crash.simulate(lambda: save_step(0, state), lambda: save_step(1, newer))
+    return {
+        "resumed": try_load(after, lambda: load(destination, reader(f"{crash.remains}/{list_steps(crash.remains)[0]}")))
+    }
 
 
-renamed.due(last_or_before)
+renamed.due(due_old_or_new)
 
 
 @crash_law(
@@ -190,19 +204,25 @@ renamed.due(last_or_before)
     smoke=2,
 )
 def waiting(
-    state: Saved, newer: Newer, newest: Newest, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing
+    state: Saved,
+    newer: Newer,
+    newest: Newest,
+    destination: FullDestination,
+    writer: SyncingWriter,
+    reader: Reader,
+    crash: SaveCrash,
 ):
-    """Each save in the background waits for the one before it, into folders of their own: the newest folder that loads
-    holds one of the last two that were begun, or the last that was done."""
+    """If each asynchronous save goes into a new folder and waits for the one before, the newest folder that loads after
+    a crash has one of the two last saves, or the last that had ended."""
 
-    def go():
-        finish(dcp.async_save(newer, storage_writer=writer(f"{crash.run}/1")))
-        finish(dcp.async_save(newest, storage_writer=writer(f"{crash.run}/2")))
+    def save_twice():
+        wait_for_save(dcp.async_save(newer, storage_writer=writer(f"{crash.folder}/1")))
+        wait_for_save(dcp.async_save(newest, storage_writer=writer(f"{crash.folder}/2")))
 
-    found = crash.left(lambda: save(state, writer(f"{crash.run}/0")), go)
-    return {"resumed": seen(found, lambda: newest_that_loads(crash.rest, whole, reader))}
+    after = crash.simulate(lambda: save(state, writer(f"{crash.folder}/0")), save_twice)
+    return {"resumed": try_load(after, lambda: load_newest(crash.remains, destination, reader))}
 
 
 @waiting.due
-def _(whole, newer_one: NewWhole, newest_one: NewestWhole, rank: Rank):
-    return {"resumed": Untorn({"old": whole, "new": newer_one, "newest": newest_one}, rank, refusable=False)}
+def _(old: FullDestination, new: NewerFullState, newest: NewestFullState, rank: Rank):
+    return {"resumed": OneOfStates({"old": old, "new": new, "newest": newest}, rank, may_refuse=False)}

@@ -1,4 +1,4 @@
-"""Laws on what loads after a crash in the middle of a save: the old checkpoint, the new one, or nothing."""
+"""Laws on what loads after a crash during a save: the old checkpoint, the new one, or nothing."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Meaningless
 from shardlaw.conformance.law.fields import Between, Folder, Rank, Word
 from shardlaw.conformance.laws.checkpoint.fields import Newer, Reader, Saved
-from shardlaw.conformance.laws.crash.crashes import finish, load, save, seen
+from shardlaw.conformance.laws.crash.crashes import load, save, try_load, wait_for_save
 from shardlaw.conformance.laws.crash.fields import (
-    Crashing,
-    CrashingLater,
+    FullDestination,
+    LaterCrash,
+    NewerFullState,
     Newest,
-    NewestWhole,
-    NewWhole,
-    Overlapping,
+    NewestFullState,
+    OneOfStates,
+    SaveCrash,
     SyncingWriter,
-    Untorn,
-    Whole,
+    TwoJobs,
     crash_law,
 )
-from shardlaw.conformance.laws.crash.recorder import gathered, listening
+from shardlaw.conformance.laws.crash.recorder import all_gather_objects, watch_steps
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS, narrow
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -56,75 +56,83 @@ SAVES = (
 OF_SAVES: dict[str, Any] = {"source": FINISH, "control": f"{TWO} disk=posix crash=0", "scenarios": SAVES}
 
 
-def new_or_nothing(newest: NewWhole, rank: Rank):
-    """What may load after a crash in a save into a new folder."""
-    return {"left": Untorn({"new": newest}, rank)}
+def due_new_or_nothing(new: NewerFullState, rank: Rank):
+    """The due function of a crash during a save into a new folder."""
+    return {"left": OneOfStates({"new": new}, rank)}
 
 
-def old_new_or_nothing(whole: Whole, newest: NewWhole, rank: Rank):
-    """What may load after a crash in a save over a checkpoint."""
-    return {"left": Untorn({"old": whole, "new": newest}, rank)}
+def due_old_new_or_nothing(old: FullDestination, new: NewerFullState, rank: Rank):
+    """The due function of a crash during a save over a checkpoint."""
+    return {"left": OneOfStates({"old": old, "new": new}, rank)}
 
 
-def new(newest: NewWhole, rank: Rank):
-    """What must load after a crash once a save has returned."""
-    return {"left": Untorn({"new": newest}, rank, refusable=False)}
+def due_old_or_new(old: FullDestination, new: NewerFullState, rank: Rank):
+    """The due function of a crash during a save over a checkpoint, after which one of the two must load."""
+    return {"left": OneOfStates({"old": old, "new": new}, rank, may_refuse=False)}
 
 
-def over(state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
-    """Whatever a crash leaves of a save over a checkpoint loads as the old one, as the new one, or not at all."""
-    found = crash.left(lambda: save(state, writer(crash.run)), lambda: save(newer, writer(crash.run)))
-    return {"left": seen(found, lambda: load(whole, reader(crash.rest)))}
+def due_new(new: NewerFullState, rank: Rank):
+    """The due function of a crash after a save."""
+    return {"left": OneOfStates({"new": new}, rank, may_refuse=False)}
 
 
-def into_new(newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
-    """Whatever a crash leaves of a save into a new folder loads as what was saved, or not at all."""
-    found = crash.left(lambda: None, lambda: save(newer, writer(f"{crash.run}/new")))
-    return {"left": seen(found, lambda: load(whole, reader(f"{crash.rest}/new")))}
+def save_over(
+    state: Saved, newer: Newer, destination: FullDestination, writer: SyncingWriter, reader: Reader, crash: SaveCrash
+):
+    """After a crash during a save over a checkpoint the old one loads, or the new one, or nothing."""
+    after = crash.simulate(lambda: save(state, writer(crash.folder)), lambda: save(newer, writer(crash.folder)))
+    return {"left": try_load(after, lambda: load(destination, reader(crash.remains)))}
+
+
+def save_into_new(newer: Newer, destination: FullDestination, writer: SyncingWriter, reader: Reader, crash: SaveCrash):
+    """After a crash during a save into a new folder the saved state loads, or nothing."""
+    after = crash.simulate(lambda: None, lambda: save(newer, writer(f"{crash.folder}/new")))
+    return {"left": try_load(after, lambda: load(destination, reader(f"{crash.remains}/new")))}
 
 
 @crash_law("fresh", **OF_SAVES, smoke=12)
 def fresh(
-    state: Saved, newer: Newer, whole: Whole, beside: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing
+    state: Saved,
+    newer: Newer,
+    destination: FullDestination,
+    other: FullDestination,
+    writer: SyncingWriter,
+    reader: Reader,
+    crash: SaveCrash,
 ):
-    """Whatever a crash leaves of a save into a new folder loads as what was saved, or not at all; the checkpoint beside
-    it is whole."""
-    found = crash.left(lambda: save(state, writer(f"{crash.run}/old")), lambda: save(newer, writer(f"{crash.run}/new")))
+    """After a crash during a save into a new folder the saved state loads, or nothing; the checkpoint in another folder
+    loads."""
+    after = crash.simulate(
+        lambda: save(state, writer(f"{crash.folder}/old")), lambda: save(newer, writer(f"{crash.folder}/new"))
+    )
     return {
-        "beside": seen(found, lambda: load(beside, reader(f"{crash.rest}/old"))),
-        "left": seen(found, lambda: load(whole, reader(f"{crash.rest}/new"))),
+        "beside": try_load(after, lambda: load(other, reader(f"{crash.remains}/old"))),
+        "left": try_load(after, lambda: load(destination, reader(f"{crash.remains}/new"))),
     }
 
 
 @fresh.due
-def _(whole, newest: NewWhole, rank: Rank):
-    return {"beside": Untorn({"old": whole}, rank, refusable=False), **new_or_nothing(newest, rank)}
+def _(old: FullDestination, new: NewerFullState, rank: Rank):
+    return {"beside": OneOfStates({"old": old}, rank, may_refuse=False), **due_new_or_nothing(new, rank)}
 
 
-overwritten = crash_law("overwrite", source=FINISH, control=f"{TWO} disk=posix crash=0", scenarios=SAVES, smoke=16)(
-    over
-)
-overwritten.due(old_new_or_nothing)
+overwrite = crash_law("overwrite", **OF_SAVES, smoke=16)(save_over)
+overwrite.due(due_old_new_or_nothing)
 
 replaced = crash_law(
     "replaced",
-    clause="Whatever a crash leaves of a save over a checkpoint loads, as the old one or as the new one.",
+    clause="After a crash during a save over a checkpoint the old one or the new one loads.",
     source="issue trackers of trainers: the last checkpoint must outlive the save of the next; no document promises it",
     control=f"{TWO} disk=kill crash=0",
     scenarios=((f"{TWO} disk=posix", 38), (f"{TWO} files=item disk=kill", 19), (f"{THREE} disk=kill", 60)),
     smoke=2,
     tier="advisory",
-)(over)
-
-
-@replaced.due
-def _(whole, newest: NewWhole, rank: Rank):
-    return {"left": Untorn({"old": whole, "new": newest}, rank, refusable=False)}
-
+)(save_over)
+replaced.due(due_old_or_new)
 
 returned = crash_law(
     "returned",
-    clause="A save that has returned on every rank loads after a crash.",
+    clause="After a save has returned on every rank, it loads after a crash.",
     source=SYNC,
     control=f"{TWO} disk=kill crash=0",
     scenarios=(
@@ -134,23 +142,24 @@ returned = crash_law(
         (f"{THREE} disk=posix", 7),
     ),
     smoke=4,
-    takes={"crash": CrashingLater},
-)(over)
-returned.due(new)
+    annotations={"crash": LaterCrash},
+)(save_over)
+returned.due(due_new)
 
 
 @crash_law("async", source=ASYNC, control=f"{TWO} disk=posix crash=0", scenarios=SAVES[:3], smoke=4)
-def in_background(state: Saved, newer: Newer, whole: Whole, writer: SyncingWriter, reader: Reader, crash: Crashing):
-    """Whatever a crash leaves of a save in the background, over a checkpoint, loads as the old checkpoint, as the new
-    one, or not at all."""
-    found = crash.left(
-        lambda: save(state, writer(crash.run)),
-        lambda: finish(dcp.async_save(newer, storage_writer=writer(crash.run))),
+def async_save(
+    state: Saved, newer: Newer, destination: FullDestination, writer: SyncingWriter, reader: Reader, crash: SaveCrash
+):
+    """After a crash during an asynchronous save over a checkpoint the old one loads, or the new one, or nothing."""
+    after = crash.simulate(
+        lambda: save(state, writer(crash.folder)),
+        lambda: wait_for_save(dcp.async_save(newer, storage_writer=writer(crash.folder))),
     )
-    return {"left": seen(found, lambda: load(whole, reader(crash.rest)))}
+    return {"left": try_load(after, lambda: load(destination, reader(crash.remains)))}
 
 
-in_background.due(old_new_or_nothing)
+async_save.due(due_old_new_or_nothing)
 
 
 @crash_law(
@@ -164,21 +173,21 @@ def overlap(
     state: Saved,
     newer: Newer,
     newest: Newest,
-    whole: Whole,
+    destination: FullDestination,
     writer: SyncingWriter,
     reader: Reader,
-    jobs: Overlapping,
+    jobs: TwoJobs,
 ):
-    """Whatever two jobs leave that save over one checkpoint at once loads as the old one, as that of either job, or not
-    at all."""
-    saves = [lambda: save(newer, writer(jobs.run)), lambda: save(newest, writer(jobs.run))]
-    found = jobs.left(lambda: save(state, writer(jobs.run)), saves)
-    return {"left": seen(found, lambda: load(whole, reader(jobs.rest)))}
+    """After a crash of two jobs that save over one checkpoint at the same time the old one loads, that of either job,
+    or nothing."""
+    both = [lambda: save(newer, writer(jobs.folder)), lambda: save(newest, writer(jobs.folder))]
+    after = jobs.simulate(lambda: save(state, writer(jobs.folder)), both)
+    return {"left": try_load(after, lambda: load(destination, reader(jobs.remains)))}
 
 
 @overlap.due
-def _(whole, first: NewWhole, second: NewestWhole, rank: Rank):
-    return {"left": Untorn({"old": whole, "new": first, "newest": second}, rank)}
+def _(old: FullDestination, first: NewerFullState, second: NewestFullState, rank: Rank):
+    return {"left": OneOfStates({"old": old, "new": first, "newest": second}, rank)}
 
 
 FULL = tuple(
@@ -204,7 +213,7 @@ FULL = tuple(
 def full(
     state: Saved,
     newer: Newer,
-    whole: Whole,
+    destination: FullDestination,
     writer: SyncingWriter,
     reader: Reader,
     folder: Folder,
@@ -212,23 +221,22 @@ def full(
     ranks: Word,
     at: Annotated[int, Between(1, 99)],
 ):
-    """When the disk is full from some step of a rank on, a save over a checkpoint leaves the old one, the new one, or
-    nothing that loads."""
-    run, taken = f"{folder}/run", 0
+    """After a save over a checkpoint during which the disk fills up the old one loads, or the new one, or nothing."""
+    run, count = f"{folder}/run", 0
     save(state, writer(run))
 
-    def needs_space(kind, path, other):
-        nonlocal taken
-        taken += 1
-        if str(rank) in ranks.split(",") and taken >= at and kind != "remove":
+    def fail_on_full_disk(kind, path, other):
+        nonlocal count
+        count += 1
+        if str(rank) in ranks.split(",") and count >= at and kind != "remove":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    with suppress(CheckpointException), listening(run, lambda *step: None, needs_space):
+    with suppress(CheckpointException), watch_steps(run, lambda *step: None, fail_on_full_disk):
         save(newer, writer(run))
-    counts = gathered(taken)
-    if any(counts[int(one)] < at for one in ranks.split(",")):
+    counts = all_gather_objects(count)
+    if any(counts[int(failing)] < at for failing in ranks.split(",")):
         raise Meaningless(f"the ranks take {counts} steps")
-    return {"left": None if rank else seen(OSError("the disk was full"), lambda: load(whole, reader(run)))}
+    return {"left": None if rank else try_load(OSError("the disk was full"), lambda: load(destination, reader(run)))}
 
 
-full.due(old_new_or_nothing)
+full.due(due_old_new_or_nothing)

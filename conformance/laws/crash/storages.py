@@ -1,5 +1,4 @@
-"""Laws on crashes in storages of torch that keep files in their own ways: safetensors of Hugging Face, and fsspec, in
-local files and as objects."""
+"""Laws on crashes with other storages: safetensors of Hugging Face, and fsspec with local files and objects."""
 
 from __future__ import annotations
 
@@ -14,8 +13,15 @@ from shardlaw.conformance.law.fields import RankField, ScriptArgument
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.laws.checkpoint import trip
 from shardlaw.conformance.laws.checkpoint.fields import WriterField, options_text
-from shardlaw.conformance.laws.crash.fields import CrashingObjects, CrashingObjectsLater, crash_law
-from shardlaw.conformance.laws.crash.saves import into_new, new, new_or_nothing, old_new_or_nothing, over
+from shardlaw.conformance.laws.crash.fields import LaterObjectCrash, ObjectSaveCrash, crash_law
+from shardlaw.conformance.laws.crash.saves import (
+    due_new,
+    due_new_or_nothing,
+    due_old_new_or_nothing,
+    save_into_new,
+    save_over,
+)
+from shardlaw.conformance.laws.roundtrip.options import file_numbers, hf_options
 
 if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
@@ -43,146 +49,137 @@ OBJECTS = (
 )
 
 
-def hf_writer(path: str, **options: Any) -> Any:
+def make_hf_writer(path: str, **options: Any) -> Any:
     return compat.HuggingFaceStorageWriter(path, **options)
 
 
-def hf_reader(path: str) -> Any:
+def make_hf_reader(path: str) -> Any:
     return compat.HuggingFaceStorageReader(path)
 
 
-def through_fsspec(path: str, **options: Any) -> Any:
+def make_fsspec_writer(path: str, **options: Any) -> Any:
     return compat.fsspec_writer(path if "://" in path else f"file://{path}", **options)
 
 
-def from_fsspec(path: str) -> Any:
+def make_fsspec_reader(path: str) -> Any:
     return compat.fsspec_reader(path if "://" in path else f"file://{path}")
 
 
-class MadeWriterField(WriterField):
-    """What makes writers of one kind for a path, with the options of the case, where a package is installed."""
+class OtherWriterField(WriterField):
+    """A function from a path to a writer, ``writer`` with the options of the case; it needs a ``package``."""
 
-    def __init__(self, made: Callable[..., Any], package: str) -> None:
+    def __init__(self, writer: Callable[..., Any], package: str) -> None:
         super().__init__()
-        self.made, self.package = made, package
+        self.writer, self.package = writer, package
 
     def build(self, value: Mapping[str, Any], here: RankContext) -> Any:
         if importlib.util.find_spec(self.package) is None:
             here.reject(f"{self.package} is not installed")
-        return functools.partial(self.made, **value)
+        return functools.partial(self.writer, **value)
 
     def to_script(self, value: Mapping[str, Any], name: str, world: int) -> ScriptArgument:
         if not value:
-            return ScriptArgument(self.made.__name__, uses=(self.made,))
-        text = f"functools.partial({self.made.__name__}, {options_text(value)})"
-        return ScriptArgument(text, imports=("import functools",), uses=(self.made,))
+            return ScriptArgument(self.writer.__name__, uses=(self.writer,))
+        text = f"functools.partial({self.writer.__name__}, {options_text(value)})"
+        return ScriptArgument(text, imports=("import functools",), uses=(self.writer,))
 
 
-class HfWriterField(MadeWriterField):
-    """Writers of safetensors."""
+class HfWriterField(OtherWriterField):
+    """A function from a path to a writer of safetensors."""
 
     def fields(self, name: str) -> tuple[str, ...]:
         return ("hf", "index")
 
     def read(self, case: Case, name: str) -> dict[str, Any]:
-        how = case.get("hf")
-        options: dict[str, Any] = {"save_distributed": how != "whole", "enable_consolidation": how == "consolidated"}
-        if "index" in case:
-            names = sorted(trip.read_trip(case).values)
-            options["fqn_to_index_mapping"] = {name: 1 + at % 2 for at, name in enumerate(names)}
-        return options
+        names = sorted(trip.read_trip(case).values) if "index" in case else ()
+        return hf_options(case.get("hf"), file_numbers(names))
 
 
-class MadeReaderField(RankField):
-    """What makes readers of one kind for a path."""
-
-    def __init__(self, made: Callable[..., Any]) -> None:
-        super().__init__(lambda here: made, made.__name__)
-        self.made = made
-
-    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
-        return ScriptArgument(self.expression, uses=(self.made,))
+def reader_field(reader: Callable[..., Any]) -> RankField:
+    """The field of a function from a path to a reader."""
+    return RankField(lambda here: reader, reader.__name__, uses=(reader,))
 
 
-HF = {
-    "writer": Annotated[Any, HfWriterField(hf_writer, "safetensors")],
-    "reader": Annotated[Any, MadeReaderField(hf_reader)],
+HF_STORAGE = {
+    "writer": Annotated[Any, HfWriterField(make_hf_writer, "safetensors")],
+    "reader": Annotated[Any, reader_field(make_hf_reader)],
 }
-FSSPEC = {
-    "writer": Annotated[Any, MadeWriterField(through_fsspec, "fsspec")],
-    "reader": Annotated[Any, MadeReaderField(from_fsspec)],
+FSSPEC_STORAGE = {
+    "writer": Annotated[Any, OtherWriterField(make_fsspec_writer, "fsspec")],
+    "reader": Annotated[Any, reader_field(make_fsspec_reader)],
 }
-OF_HF: dict[str, Any] = {
+HF_RECORD: dict[str, Any] = {
     "source": f"{DOCS}, HuggingFaceStorageWriter",
     "control": f"{TWO} hf=shards disk=posix crash=0",
     "scenarios": HF_SAVES,
     "smoke": 4,
-    "takes": HF,
+    "annotations": HF_STORAGE,
 }
-OF_LOCAL: dict[str, Any] = {
+LOCAL_RECORD: dict[str, Any] = {
     "source": f"{DOCS}, FsspecWriter",
     "control": f"{TWO} disk=posix crash=0",
     "scenarios": LOCAL,
     "smoke": 2,
-    "takes": FSSPEC,
+    "annotations": FSSPEC_STORAGE,
 }
-OF_OBJECTS: dict[str, Any] = {
+OBJECTS_RECORD: dict[str, Any] = {
     "source": f"{DOCS}, FsspecWriter; StorageWriter.finish: writes the metadata and marks the checkpoint as successful",
     "control": f"{TWO} crash=0",
     "scenarios": OBJECTS,
     "smoke": 2,
-    "takes": {**FSSPEC, "crash": CrashingObjects},
+    "annotations": {**FSSPEC_STORAGE, "crash": ObjectSaveCrash},
     "features": lambda case: {"disk:object"},
 }
-RETURNED = {
+RETURNED_RECORD = {
     "scenarios": tuple((scenario, 1) for scenario, _ in OBJECTS),
     "smoke": 1,
-    "takes": {**FSSPEC, "crash": CrashingObjectsLater},
+    "annotations": {**FSSPEC_STORAGE, "crash": LaterObjectCrash},
 }
 
 
-def made(name: str, clause: str, act: Callable[..., Any], due: Callable[..., Any], of: Mapping[str, Any]) -> Law:
-    """One of the laws on saves, of another storage."""
-    law = crash_law(name, clause=clause, **of)(act)
+def storage_law(
+    name: str, clause: str, act: Callable[..., Any], due: Callable[..., Any], record: Mapping[str, Any]
+) -> Law:
+    """A law of :mod:`shardlaw.conformance.laws.crash.saves` with another storage."""
+    law = crash_law(name, clause=clause, **record)(act)
     law.due(due)
     return law
 
 
-LEFT = "Whatever a crash leaves of a save"
 LAWS = [
-    made(
+    storage_law(
         "hugging-face[fresh]",
-        f"{LEFT} of safetensors into a new folder loads as what was saved, or not at all.",
-        *(into_new, new_or_nothing, OF_HF),
+        "After a crash during a save of safetensors into a new folder the saved state loads, or nothing.",
+        *(save_into_new, due_new_or_nothing, HF_RECORD),
     ),
-    made(
+    storage_law(
         "hugging-face[overwrite]",
-        f"{LEFT} of safetensors over others loads as the old ones, as the new ones, or not at all.",
-        *(over, old_new_or_nothing, OF_HF),
+        "After a crash during a save of safetensors over others the old ones load, or the new ones, or nothing.",
+        *(save_over, due_old_new_or_nothing, HF_RECORD),
     ),
-    made(
+    storage_law(
         "fsspec[fresh]",
-        f"{LEFT} through fsspec into a new folder loads as what was saved, or not at all.",
-        *(into_new, new_or_nothing, OF_LOCAL),
+        "After a crash during a save through fsspec into a new folder the saved state loads, or nothing.",
+        *(save_into_new, due_new_or_nothing, LOCAL_RECORD),
     ),
-    made(
+    storage_law(
         "fsspec[overwrite]",
-        f"{LEFT} through fsspec over a checkpoint loads as the old one, as the new one, or not at all.",
-        *(over, old_new_or_nothing, OF_LOCAL),
+        "After a crash during a save through fsspec over a checkpoint the old one loads, or the new one, or nothing.",
+        *(save_over, due_old_new_or_nothing, LOCAL_RECORD),
     ),
-    made(
+    storage_law(
         "object[fresh]",
-        f"{LEFT} into an object store, under a new name, loads as what was saved, or not at all.",
-        *(into_new, new_or_nothing, OF_OBJECTS),
+        "After a crash during a save into an object store, under a new name, the saved state loads, or nothing.",
+        *(save_into_new, due_new_or_nothing, OBJECTS_RECORD),
     ),
-    made(
+    storage_law(
         "object[overwrite]",
-        f"{LEFT} over a checkpoint in an object store loads as the old one, as the new one, or not at all.",
-        *(over, old_new_or_nothing, OF_OBJECTS),
+        "After a crash during a save over a checkpoint in an object store the old or the new one loads, or nothing.",
+        *(save_over, due_old_new_or_nothing, OBJECTS_RECORD),
     ),
-    made(
+    storage_law(
         "object[returned]",
-        "A save into an object store that has returned on every rank loads after a crash.",
-        *(over, new, {**OF_OBJECTS, **RETURNED}),
+        "After a save into an object store has returned on every rank, it loads after a crash.",
+        *(save_over, due_new, {**OBJECTS_RECORD, **RETURNED_RECORD}),
     ),
 ]

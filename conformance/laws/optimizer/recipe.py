@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Device, Folder, Rank, WorldSize
-from shardlaw.conformance.laws.checkpoint.calls import load, save, told_plainly
+from shardlaw.conformance.laws.checkpoint.calls import convert_failures, load, save
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
 from shardlaw.conformance.laws.checkpoint.models import OTHER_RATES, RATES, adam, saved_rates
 from shardlaw.conformance.laws.optimizer.checkpointed import due_learned, learned, sharded_model
@@ -57,7 +57,7 @@ def recipe(grads: Gradients, mesh: WorldMesh, device: Device, writer: Writer, re
     with FullyShardedDataParallel.state_dict_type(other, StateDictType.SHARDED_STATE_DICT):
         blank = {"model": other.state_dict()}
         load(blank, reader(folder))
-        with told_plainly():
+        with convert_failures():
             found = dcp.load_sharded_optimizer_state_dict(blank["model"], "optim", reader(folder))
         given = FullyShardedDataParallel.optim_state_dict_to_load(other, second, found["optim"])
         second.load_state_dict(given)

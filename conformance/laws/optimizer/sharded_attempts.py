@@ -11,7 +11,7 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank, WorldSize
-from shardlaw.conformance.laws.checkpoint.calls import told_plainly
+from shardlaw.conformance.laws.checkpoint.calls import convert_failures
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
 from shardlaw.conformance.laws.optimizer.sharded_load import DOCS, due_in_rows
 from shardlaw.conformance.laws.sharded_tensor.fields import Whole
@@ -53,11 +53,11 @@ def attempts(
 
     def loaded() -> Any:
         planner = Asked() if attempt == "planner" else None
-        with told_plainly():
+        with convert_failures():
             return dcp.load_sharded_optimizer_state_dict({}, "opt", source, planner)
 
     state = {"total": x} if attempt == "short" else {"state": {"w": {"total": x}}}
-    with told_plainly():
+    with convert_failures():
         planner = DefaultSavePlanner(flatten_state_dict=attempt != "unflattened")
         dcp.save({"opt": state}, storage_writer=writer(folder), planner=planner)
     source = reader(folder)

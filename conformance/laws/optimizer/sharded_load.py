@@ -26,7 +26,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank, WorldSize
 from shardlaw.conformance.law.law import Law, Limits
-from shardlaw.conformance.laws.checkpoint.calls import load, poison, told_plainly
+from shardlaw.conformance.laws.checkpoint.calls import convert_failures, load, poison
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
 from shardlaw.conformance.laws.optimizer.fields import Group, WorldMesh
 from shardlaw.conformance.laws.optimizer.shards import in_rows, nested
@@ -215,7 +215,7 @@ def save_optimizer(
     optimizer = {"state": {name: kept, other: {"step": torch.full((1, 1), 3)}}, "param_groups": groups}
     model = {"layer.w": torch.zeros(2), "opt": torch.zeros(3)}
     saved = {"model": model, "opt": optimizer, "opt_schedule": {"rate": 0.5}}
-    with told_plainly():
+    with convert_failures():
         dcp.save(saved, storage_writer=writer(folder))
     return {}
 
@@ -231,7 +231,7 @@ def load_optimizer(
     """It is loaded in chunks: of rows of each tensor, or of rows of the part that the ranks share."""
     name, other = ("0", "1") if ids == "numbers" else ("layer.w", "b")
     model = {name: nested(in_rows(x[cut(*part)], axis), x.shape, part)} if part else {}
-    with told_plainly():
+    with convert_failures():
         found = dcp.load_sharded_optimizer_state_dict(model, "opt", reader(folder))
     optimizer = found.get("opt", {})
     state = optimizer.get("state", {})
@@ -305,7 +305,7 @@ LAWS = (
 def save_parameter(x: Whole, save: End, rank: Rank, writer: Writer, folder: Folder):
     """A parameter of which each rank holds a part, itself in chunks over a group, is loaded from whatever was saved
     of it."""
-    with told_plainly():
+    with convert_failures():
         dcp.save({"w": put(x, save, rank, None)}, storage_writer=writer(folder))
     return {}
 

@@ -142,7 +142,7 @@ class MeshState(t.End):
 
     def live(self, here: RankContext, rank: int) -> dict[str, Any]:
         """The state as a rank holds it."""
-        return t.build(self, lambda name: self._tensor(here, name, rank))
+        return t.build_state(self, lambda name: self._tensor(here, name, rank))
 
     def _tensor(self, here: RankContext, name: str, rank: int) -> torch.Tensor:
         spec = self.specs[name]

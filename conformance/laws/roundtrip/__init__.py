@@ -1,1 +1,1 @@
-"""Checkpoints saved by one world and loaded by another."""
+"""Laws on checkpoints that one world saves and another loads."""

@@ -1,5 +1,4 @@
-"""Laws on what runs beside the caller: the options of an asynchronous save, staging that ends or fails later, and files
-that threads read."""
+"""Laws on work outside the calling thread: asynchronous saves, staging, and threads that read files."""
 
 from __future__ import annotations
 
@@ -15,10 +14,10 @@ from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, Sta
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank
-from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, finish, load, save
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, Writer
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
-from shardlaw.conformance.laws.roundtrip.options import need, numbered, writes_as
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save, wait_for_save
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, Writer
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
+from shardlaw.conformance.laws.roundtrip.options import file_numbers, hf_options, require_package
 
 DOCS = "torch.distributed.checkpoint docs"
 SLOW_SECONDS = 0.2
@@ -49,50 +48,50 @@ THREADS = (
 @trip_law(
     "async-options",
     source=f"{DOCS}, async_save: planner, no_dist, use_collectives, as those of save",
-    holds="mesh=2 x=5:S(0) a=4:R way=planner",
+    control="mesh=2 x=5:S(0) a=4:R way=planner",
     texts=ASYNC_OPTIONS,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
     features=lambda case: {"async-save"},
 )
 def async_options(
     state: Saved,
-    blank: Blank,
+    destination: Destination,
     writer: Writer,
     reader: Reader,
     rank: Rank,
     folder: Folder,
     way: Literal["planner", "apart", "alone"],
 ):
-    """An asynchronous save is planned by the planner that it is given, without the other ranks where it may not talk
-    with them, and on one rank alone where it is told so."""
+    """An asynchronous save calls the given planner; without collectives it writes metadata for each rank, and with
+    no_dist it saves on one rank."""
     planned = []
 
-    class Planning(DefaultSavePlanner):
+    class Planner(DefaultSavePlanner):
         def create_local_plan(self):
             planned.append(way)
             return super().create_local_plan()
 
     options: dict[str, dict[str, Any]] = {
-        "planner": {"planner": Planning()},
+        "planner": {"planner": Planner()},
         "apart": {"use_collectives": False},
         "alone": {"no_dist": True},
     }
-    place = f"{folder}/{rank}" if way == "alone" else folder
-    finish(dcp.async_save(state, storage_writer=writer(place), **options[way]))
+    path = f"{folder}/{rank}" if way == "alone" else folder
+    wait_for_save(dcp.async_save(state, storage_writer=writer(path), **options[way]))
     return {
         "planned": len(planned),
-        "metadata of this rank": os.path.exists(f"{place}/__{rank}.metadata"),
-        "loaded": load(blank, reader(place), no_dist=way == "alone"),
+        "metadata of this rank": os.path.exists(f"{path}/__{rank}.metadata"),
+        "loaded": load(destination, reader(path), no_dist=way == "alone"),
     }
 
 
 @async_options.due
-def _(blank, way):
-    return {"planned": int(way == "planner"), "metadata of this rank": way == "apart", "loaded": blank}
+def _(destination, way):
+    return {"planned": int(way == "planner"), "metadata of this rank": way == "apart", "loaded": destination}
 
 
 class Slow:
-    """A value that takes its time to be copied."""
+    """A value whose copy takes a while."""
 
     def __deepcopy__(self, memo: Any) -> Slow:
         time.sleep(SLOW_SECONDS)
@@ -102,19 +101,19 @@ class Slow:
 @trip_law(
     "staging-ends",
     source=f"{DOCS}, DefaultStager.synchronize_staging: with use_async_staging, waits until staging is complete",
-    holds="mesh=2 x=5:S(0) a=4:R",
+    control="mesh=2 x=5:S(0) a=4:R",
     texts=STAGING,
     features=lambda case: {"async-save"},
 )
 def staging_ends(state: Saved):
-    """A stager that stages in the background is done once it was waited for, and has staged what it was given."""
+    """Once synchronize_staging of a background stager returns, the state is staged, and equal."""
     stager = DefaultStager(StagingOptions(False, False, True, False))
     pending: Any = stager.stage({"slow": Slow(), **state})
     stager.synchronize_staging()
-    ended = pending.done()
+    is_done = pending.done()
     staged = pending.result()
     stager.close()
-    return {"ended": ended, "staged": {key: value for key, value in staged.items() if key != "slow"}}
+    return {"ended": is_done, "staged": {key: value for key, value in staged.items() if key != "slow"}}
 
 
 @staging_ends.due
@@ -125,17 +124,17 @@ def _(state):
 @trip_law(
     "staging-fails",
     source=f"{DOCS}, AsyncSaveResponse: staging_completion indicates when the local copy is complete",
-    holds="mesh=2 x=5:S(0)",
+    control="mesh=2 x=5:S(0)",
     texts=FAILING,
     features=lambda case: {"async-save", "must-refuse"},
 )
 def staging_fails(state: Saved, writer: Writer, folder: Folder):
-    """A staging that fails is complete by its error, and nothing is saved of it."""
-    later: Future[Any] = Future()
+    """An error in staging completes the futures of the staging and of the upload with that error."""
+    staged: Future[Any] = Future()
 
-    class Failing(AsyncStager):
-        def stage(self, given):
-            return later
+    class FailingStager(AsyncStager):
+        def stage(self, state_dict):
+            return staged
 
         def synchronize_staging(self):
             pass
@@ -143,8 +142,8 @@ def staging_fails(state: Saved, writer: Writer, folder: Folder):
         def close(self):
             pass
 
-    pending: Any = dcp.async_save(state, storage_writer=writer(folder), async_stager=Failing())
-    later.set_exception(RuntimeError("planted in stage"))
+    pending: Any = dcp.async_save(state, storage_writer=writer(folder), async_stager=FailingStager())
+    staged.set_exception(RuntimeError("planted in stage"))
     return {
         "staging": caught(lambda: pending.staging_completion.result()),
         "upload": caught(lambda: pending.upload_completion.result()),
@@ -159,34 +158,34 @@ def _():
 @trip_law(
     "threads-fail",
     source=f"{DOCS}, HuggingFaceStorageReader: thread_count; CheckpointException",
-    holds="mesh=2 x=5x2:S(0) a=4x3:S(0) at=commit_tensor",
+    control="mesh=2 x=5x2:S(0) a=4x3:S(0) at=commit_tensor",
     texts=THREADS,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
     smallest=2,
     features=lambda case: {"must-refuse", "storage:safetensors-shards"},
 )
 def threads_fail(
     state: Saved,
-    blank: Blank,
+    destination: Destination,
     rank: Rank,
     folder: Folder,
     at: Literal["resolve_tensor", "commit_tensor"],
     ranks: int = 0,
 ):
-    """Where one of several threads that read files fails, on one rank, the load is refused on all."""
+    """If one of several threads that read files fails on one rank, the load is refused on all ranks."""
 
-    def fail(*given: Any) -> Any:
+    def fail(*args: Any) -> Any:
         raise RuntimeError(f"planted in {at}")
 
-    save(state, compat.HuggingFaceStorageWriter(folder, **writes_as("shards", numbered(state))))
+    save(state, compat.HuggingFaceStorageWriter(folder, **hf_options("shards", file_numbers(state))))
     planner = DefaultLoadPlanner()
     if rank == ranks:
         setattr(planner, at, fail)
     reader = compat.HuggingFaceStorageReader(folder, thread_count=2)
-    return {"load": caught(lambda: load(blank, reader, planner))}
+    return {"load": caught(lambda: load(destination, reader, planner))}
 
 
 @threads_fail.due
 def _():
-    need("safetensors")
+    require_package("safetensors")
     return {"load": Refused((CheckpointFailed,))}

@@ -1,10 +1,8 @@
-"""What the round trip laws share: the acts of a plain trip, corners that are written down, cases that are drawn, and
-smaller ones."""
+"""Shared by laws of round trips: the acts of a save and a load, and the sweep, the draw and the narrowing of cases."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -17,15 +15,15 @@ from shardlaw.conformance.law.fields import Folder
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
 from shardlaw.conformance.laws.checkpoint.fields import (
-    Blank,
+    Destination,
     LoadPlanner,
-    NewerBlank,
+    NewerDestination,
     Reader,
     Saved,
     SavePlanner,
     Writer,
 )
-from shardlaw.conformance.laws.checkpoint.trip import tensor_names, worlds
+from shardlaw.conformance.laws.checkpoint.trip import tensor_names, world_sizes
 from shardlaw.reference.checkpoint.state_dict import format_state, parse_state, slot_names
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
@@ -33,99 +31,92 @@ from shardlaw.reference.placement import Placements
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import dtypes, exact_meshes, placements, shapes
 
-# fields that make a case harder: a smaller case may do without
+# fields that a smaller case may lack
 DISPENSABLE = ("memory", "dtype", "threads", "files", "dedup", "seed", "world.save", "world.load")
 NAMES = "xabc"
 NEEDS = ("checkpoint", "object_collectives")
-IN_FILES = (*NEEDS, "checkpoint_files")
+NEEDS_FILES = (*NEEDS, "checkpoint_files")
 
 
-def trip_law(name: str, *, holds: str, texts: Sequence[str], **record: Any) -> Callable[[Callable[..., Any]], Law]:
-    """Make the law ``roundtrip.NAME``, whose sweep is ``texts`` and whose control is ``holds``, of the function below:
-    its first act."""
-    usual = {"sweep": written(*texts), "sweeps": len(texts), "narrow": narrow, "needs": NEEDS, "smallest": 1}
-    return law(f"roundtrip.{name}", control=holds, **{**usual, **record})
+def trip_law(name: str, *, control: str, texts: Sequence[str], **record: Any) -> Callable[[Callable[..., Any]], Law]:
+    """Decorate the first act of the law ``roundtrip.NAME``, whose sweep has these ``texts``."""
+    defaults = {"sweep": sweep_texts(*texts), "sweeps": len(texts), "narrow": narrow, "needs": NEEDS, "smallest": 1}
+    return law(f"roundtrip.{name}", control=control, **{**defaults, **record})
 
 
 def save_act(state: Saved, writer: Writer, planner: SavePlanner, folder: Folder):
-    """A state is saved, and stays as it is."""
+    """Save a state, which must not change."""
     save(state, writer(folder), planner)
     return {"source": state}
 
 
-def load_act(state: Blank, reader: Reader, planner: LoadPlanner, folder: Folder):
-    """A state is loaded into, in the next world."""
+def load_act(state: Destination, reader: Reader, planner: LoadPlanner, folder: Folder):
+    """Load in the next world."""
     load(state, reader(folder), planner)
     return {"loaded": state}
 
 
 def round_trip(name: str, **record: Any) -> Law:
-    """The law that what is loaded is what was saved, on every rank, bit by bit, and that what is saved stays as it
-    is."""
-    made = after_save(name, **record)(load_act)
-    made.due(due_loaded)
-    return made
+    """The law that a load gives the saved state, on every rank, bit by bit, and that a save does not change a state."""
+    trip = after_save(name, **record)(load_act)
+    trip.due(due_loaded)
+    return trip
+
+
+def due_source(state):
+    return {"source": state}
 
 
 def due_loaded(state):
     return {"loaded": state}
 
 
-def then_loaded(law: Law) -> None:
-    """In the next world, what was saved is loaded."""
+def add_load(law: Law) -> None:
+    """Add the load in the next world."""
     law.then(load_act).due(due_loaded)
 
 
-def load_both_act(state: Blank, newer: NewerBlank, reader: Reader, folder: Folder):
-    """A state and a newer one are loaded into, in the next world."""
+def load_both_act(state: Destination, newer: NewerDestination, reader: Reader, folder: Folder):
+    """Load two checkpoints in the next world."""
     return {"first": load(state, reader(f"{folder}/first")), "second": load(newer, reader(f"{folder}/second"))}
 
 
-def then_both_loaded(law: Law) -> None:
-    """In the next world, what was saved to ``first`` and to ``second`` is loaded."""
+def add_both_loads(law: Law) -> None:
+    """Add the loads in the next world of the checkpoints ``first`` and, with newer values, ``second``."""
     law.then(load_both_act).due(lambda state, newer: {"first": state, "second": newer})
 
 
 def after_save(name: str, **record: Any) -> Callable[[Callable[..., Any]], Law]:
-    """Make the law ``roundtrip.NAME`` of the function below: what is done in the next world, once the state has been
-    saved."""
+    """Decorate the second act of the law ``roundtrip.NAME``, whose first act is :func:`save_act`."""
 
-    def of(function: Callable[..., Any]) -> Law:
-        made = trip_law(name, **{"stages": worlds, "clause": first_paragraph(function), **record})(save_act)
-        made.due(lambda state: {"source": state})
-        return made.then(function)
+    def decorate(function: Callable[..., Any]) -> Law:
+        trip = trip_law(name, **{"stages": world_sizes, "clause": first_paragraph(function), **record})(save_act)
+        trip.due(due_source)
+        return trip.then(function)
 
-    return of
+    return decorate
 
 
-def refused_by_name(what: str, culprit: str) -> dict[str, Any]:
-    """The due of a save or a load that all ranks refuse, naming the culprit at once."""
+def due_refusal(key: str, culprit: str) -> dict[str, Any]:
+    """The due values of a save or load that all ranks refuse, with an error whose first line names the culprit."""
     message = f"the first line of the refusal does not name {culprit!r}"
-    return {what: Refused((CheckpointFailed,)), f"{what} message": Of(True, "wrong-error", message)}
+    return {key: Refused((CheckpointFailed,)), f"{key} message": Of(True, "wrong-error", message)}
 
 
-def written(*lines: str) -> Callable[[Limits], Sequence[Case]]:
-    """The enumerator of cases that are written down, as far as the limits allow them."""
+def sweep_texts(*lines: str) -> Callable[[Limits], Sequence[Case]]:
+    """The enumerator of the cases with these texts whose ranks and dtypes the limits allow."""
 
-    def sweep(limits: Limits) -> Sequence[Case]:
-        found = [Case.parse(f"- {line}") for line in lines]
-        return [case for case in found if max(worlds(case)) <= limits.world_size and _dtypes(case) <= {*limits.dtypes}]
+    def is_allowed(case: Case, limits: Limits) -> bool:
+        dtypes = {case.tensor(name).dtype for name in tensor_names(case)}
+        if "dtype" in case:
+            dtypes.add(case.get("dtype"))
+        return max(world_sizes(case)) <= limits.world_size and dtypes <= {*limits.dtypes}
 
-    return sweep
-
-
-def listed(law: str, *lines: str) -> Callable[[Limits], Sequence[Case]]:
-    """As :func:`written`, of the law ``law``."""
-    return lambda limits: [replace(case, law=law) for case in written(*lines)(limits)]
+    return lambda limits: [case for line in lines if is_allowed(case := Case.parse(f"- {line}"), limits)]
 
 
-def _dtypes(case: Case) -> set[str]:
-    named = {case.tensor(name).dtype for name in tensor_names(case)}
-    return named | ({case.get("dtype")} if "dtype" in case else set())
-
-
-def meshes(limits: Limits) -> SearchStrategy[Mesh]:
-    """Meshes for one end of a trip: of two ranks most often, since every further rank costs as much again."""
+def trip_meshes(limits: Limits) -> SearchStrategy[Mesh]:
+    """Meshes for one end of a trip: most have two ranks, since the cost of a case grows with its ranks."""
     sizes = [size for size in (2, 2, 2, 3, 3, 1, 4, 6, 8) if size <= limits.world_size]
     by_size = {size: exact_meshes(size) for size in sizes}
     return st.sampled_from(sizes).flatmap(lambda size: by_size[size])
@@ -140,32 +131,30 @@ def trips(
     memories: Sequence[str] = ("plain",),
     extra: Callable[[st.DrawFn, list[str]], dict[str, object]] | None = None,
 ) -> SearchStrategy[Case]:
-    """Cases with up to ``tensors`` tensors, from one mesh to another; ``plain``: some of them are no DTensors at one
-    end."""
-    mesh_drawn = meshes(limits)
-    shape_drawn = shapes(min_dims=0 if "R" in kinds else 1)
-    dtype_drawn = dtypes(limits.dtypes)
-    memory_drawn = st.sampled_from(memories)
+    """Cases with up to ``tensors`` tensors. ``kinds`` of placements and ``memories`` are those that they may have; with
+    ``plain`` some are not DTensors at one end. ``extra`` draws further fields, given the names of the tensors."""
+    any_mesh, any_shape = trip_meshes(limits), shapes(min_dims=0 if "R" in kinds else 1)
+    any_dtype, any_memory = dtypes(limits.dtypes), st.sampled_from(memories)
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh, mesh_load = draw(mesh_drawn), draw(mesh_drawn)
-        found: dict[str, object] = {}
+        mesh, mesh_load = draw(any_mesh), draw(any_mesh)
+        tensor_fields: dict[str, object] = {}
         for name in NAMES[: draw(st.integers(1, tensors))]:
-            shape = draw(shape_drawn)
-            saved = _placed(draw, mesh, shape, kinds, plain)
-            loaded = _placed(draw, mesh_load, shape, kinds, plain)
-            found[name] = TensorSpec(shape, saved, draw(dtype_drawn), memory=draw(memory_drawn))
-            found[f"to__{name}"] = loaded or "-"
-        more = extra(draw, [name for name in found if len(name) == 1]) if extra else {}
+            shape = draw(any_shape)
+            saved = _draw_placements(draw, mesh, shape, kinds, plain)
+            loaded = _draw_placements(draw, mesh_load, shape, kinds, plain)
+            tensor_fields[name] = TensorSpec(shape, saved, draw(any_dtype), memory=draw(any_memory))
+            tensor_fields[f"to__{name}"] = loaded or "-"
+        more = extra(draw, [name for name in tensor_fields if len(name) == 1]) if extra else {}
         seed = draw(st.integers(0, 9))
         end = {"mesh__load": mesh_load} if mesh_load != mesh else {}
-        return fields(**{"mesh": mesh, **end, **found, **more, "seed": seed or None})
+        return fields(**{"mesh": mesh, **end, **tensor_fields, **more, "seed": seed or None})
 
     return case()
 
 
-def _placed(draw: st.DrawFn, mesh: Mesh, shape: Shape, kinds: Sequence[str], plain: bool) -> Placements | None:
+def _draw_placements(draw: st.DrawFn, mesh: Mesh, shape: Shape, kinds: Sequence[str], plain: bool) -> Placements | None:
     if plain and draw(st.integers(0, 7)) == 7:
         return None
     return draw(placements(mesh, len(shape), kinds=kinds))
@@ -176,26 +165,25 @@ def narrow(case: Case) -> SearchStrategy[Case]:
 
     @st.composite
     def smaller(draw: st.DrawFn) -> Case:
-        kept = [(name, value) for name, value in case.fields if name not in DISPENSABLE or draw(st.booleans())]
-        found = dict(kept)
+        values = dict(field for field in case.fields if field[0] not in DISPENSABLE or draw(st.booleans()))
         names = tensor_names(case)
-        if "state" in found:
-            state = parse_state(found["state"])
+        if "state" in values:
+            state = parse_state(values["state"])
             chosen = [key for key in state if draw(st.booleans())] or list(state)[:1]
-            found["state"] = format_state({key: state[key] for key in chosen})
-            if "into" in found:
-                into = parse_state(found["into"])
-                found["into"] = format_state({key: into[key] for key in into if key in chosen or key not in state})
-            used = [*slot_names(parse_state(found["state"])), *slot_names(parse_state(found.get("into", "{}")))]
+            values["state"] = format_state({key: state[key] for key in chosen})
+            if "into" in values:
+                into = parse_state(values["into"])
+                values["into"] = format_state({key: into[key] for key in into if key in chosen or key not in state})
+            used = [*slot_names(parse_state(values["state"])), *slot_names(parse_state(values.get("into", "{}")))]
         else:
             used = [name for name in names if draw(st.booleans())] or names[:1]
         for name in set(names) - {*used}:
-            found.pop(name, None)
-            found.pop(f"to.{name}", None)
+            values.pop(name, None)
+            values.pop(f"to.{name}", None)
         for name in sorted(used):
             spec = case.tensor(name)
             shape = tuple(draw(st.sampled_from([*range(min(size, 2), size), size])) for size in spec.shape)
-            found[name] = str(TensorSpec(shape, spec.placements, spec.dtype, spec.fill, spec.memory))
-        return Case(case.law, tuple(found.items()))
+            values[name] = str(TensorSpec(shape, spec.placements, spec.dtype, spec.fill, spec.memory))
+        return Case(case.law, tuple(values.items()))
 
     return smaller()

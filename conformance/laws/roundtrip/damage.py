@@ -1,5 +1,4 @@
-"""Laws on checkpoints whose files are damaged or missing: every rank is told, and nothing is loaded by halves in
-silence."""
+"""The law on checkpoints whose files are damaged or missing: every rank refuses to load them."""
 
 from __future__ import annotations
 
@@ -11,9 +10,9 @@ from shardlaw.conformance.law.due import Meaningless, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank, Word
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, Writer
-from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, Writer
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -32,21 +31,21 @@ DAMAGED = (
 )
 
 
-def inject(folder: str, metadata: Any, file: str, damage: str) -> None:
-    """Damage the metadata of the checkpoint in a folder, or a file of data, so that an item with elements is hit."""
-    path, last = os.path.join(folder, ".metadata"), 0
+def damage_file(folder: str, metadata: Any, file: str, damage: str) -> None:
+    """Damage the metadata of the checkpoint in a folder, or a data file within an item that has elements."""
+    path, cut = os.path.join(folder, ".metadata"), 0
     if file == "data":
         leaves = metadata.state_dict_metadata.items()
-        # chunks without elements are stored too, and nobody reads them
-        idle = {
+        # chunks without elements are stored too, but not read
+        empty = {
             (name, tuple(chunk.offsets))
             for name, leaf in leaves
             for chunk in getattr(leaf, "chunks", ())
             if 0 in chunk.sizes
         }
-        read = [info for index, info in metadata.storage_data.items() if (index.fqn, index.offset) not in idle]
-        info = max(read, key=lambda one: (one.relative_path, one.offset + one.length))
-        path, last = os.path.join(folder, info.relative_path), info.offset + info.length // 2
+        read = [info for index, info in metadata.storage_data.items() if (index.fqn, index.offset) not in empty]
+        info = max(read, key=lambda info: (info.relative_path, info.offset + info.length))
+        path, cut = os.path.join(folder, info.relative_path), info.offset + info.length // 2
     if damage == "stray":
         with open(os.path.join(folder, "__9_9.distcp"), "wb") as stray:
             stray.write(b"no part of this checkpoint")
@@ -56,27 +55,27 @@ def inject(folder: str, metadata: Any, file: str, damage: str) -> None:
         with open(path, "wb") as stream:
             pickle.dump({}, stream)
     else:
-        os.truncate(path, 0 if damage == "empty" else last or os.path.getsize(path) // 2)
+        os.truncate(path, 0 if damage == "empty" else cut or os.path.getsize(path) // 2)
 
 
 @trip_law(
     "refuses[damaged]",
     source=f"{DOCS}, load; CheckpointException; StorageReader.read_metadata",
-    holds="mesh=2 x=5:S(0) a=4:R file=data damage=gone",
+    control="mesh=2 x=5:S(0) a=4:R file=data damage=gone",
     texts=DAMAGED,
-    stages=worlds,
-    needs=IN_FILES,
+    stages=world_sizes,
+    needs=NEEDS_FILES,
     features=lambda case: {"must-refuse", f"damaged-file:{case.get('file', 'data')}-{case.get('damage')}"},
 )
 def damaged(
     state: Saved, writer: Writer, reader: Reader, rank: Rank, folder: Folder, damage: Word, file: Word = "data"
 ):
-    """A checkpoint whose metadata or data are missing, cut or something else is refused on all ranks, and the next load
+    """A load of a checkpoint whose metadata or data are missing, cut or replaced is refused on all ranks; the next load
     works."""
     save(state, writer(folder))
     if rank == 0:
-        inject(folder, reader(folder).read_metadata(), file, damage)
-    save(state, writer(f"{folder}/whole"))
+        damage_file(folder, reader(folder).read_metadata(), file, damage)
+    save(state, writer(f"{folder}/undamaged"))
     return {}
 
 
@@ -89,11 +88,11 @@ def _(state: Contents):
 
 
 @damaged.then
-def _(state: Blank, again: Blank, reader: Reader, folder: Folder, damage: Word):
+def _(state: Destination, second: Destination, reader: Reader, folder: Folder, damage: Word):
     if damage == "stray":
         return {"loaded": load(state, reader(folder))}
     refused = caught(lambda: load(state, reader(folder)))
-    return {"damaged": refused, "kept": state, "afterwards": load(again, reader(f"{folder}/whole"))}
+    return {"damaged": refused, "kept": state, "afterwards": load(second, reader(f"{folder}/undamaged"))}
 
 
 @damaged.due
@@ -102,6 +101,6 @@ def _(state: Contents, damage, file: Word = "data"):
         return {"loaded": state}
     return {
         "damaged": Refused((CheckpointFailed,)),
-        "kept": state.untouched() if file == "metadata" else ...,
+        "kept": state.before_load() if file == "metadata" else ...,
         "afterwards": state,
     }

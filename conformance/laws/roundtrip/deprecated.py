@@ -1,4 +1,4 @@
-"""The law on ways of calling a save or a load that are deprecated: they still do what they did."""
+"""The law on deprecated calls of a save or a load, which must still work."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from shardlaw.conformance.law.fields import Folder
-from shardlaw.conformance.laws.checkpoint.calls import load, save, told_plainly
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, Writer
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.calls import convert_failures, load, save
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, Writer
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import trip_law
 
-# by names that are deprecated, with arguments in an order that is, by a planner that is not told of the storage
+# deprecated names, a deprecated order of arguments, a planner that takes no metadata of the storage
 Call = Literal["names", "order", "planner"]
 WARNINGS = {
     "names": "is deprecated and will be removed",
@@ -31,40 +31,39 @@ DEPRECATED = (
 )
 
 
-class Unaware(DefaultSavePlanner):
-    """A planner as planners were before they were told of the storage."""
+class OldPlanner(DefaultSavePlanner):
+    """A planner with the older signature of ``set_up_planner``."""
 
     def set_up_planner(self, state_dict, is_coordinator):  # type: ignore[override]
         super().set_up_planner(state_dict, None, is_coordinator)
 
 
-def warned_of(call: Any) -> list[str]:
-    """What ``call`` warns of, of those things that are about how it is called."""
+def deprecation_warnings(call: Any) -> list[str]:
+    """The :data:`WARNINGS` of ``call``."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with told_plainly():
+        with convert_failures():
             call()
-    return sorted({part for part in WARNINGS.values() for one in caught if part in str(one.message)})
+    return sorted({part for part in WARNINGS.values() for warning in caught if part in str(warning.message)})
 
 
 @trip_law(
     "deprecated",
     source="torch.distributed.checkpoint docs, save_state_dict and load_state_dict: coordinator_rank; "
     "SavePlanner.set_up_planner",
-    holds="mesh=2 x=5x2:S(0) a=4:R call=names lead=1",
+    control="mesh=2 x=5x2:S(0) a=4:R call=names lead=1",
     texts=DEPRECATED,
-    stages=worlds,
+    stages=world_sizes,
 )
 def deprecated(state: Saved, writer: Writer, folder: Folder, call: Call, lead: int = 0):
-    """Saved and loaded by calls that are deprecated, whichever rank coordinates, a state is what it was, and each call
-    warns."""
+    """Deprecated calls warn, and save and load a state with any rank as the coordinator."""
     to = writer(folder)
     calls = {
         "names": lambda: dcp.save_state_dict(state, to, coordinator_rank=lead),
         "order": lambda: dcp.save(state, to),
-        "planner": lambda: save(state, to, Unaware()),
+        "planner": lambda: save(state, to, OldPlanner()),
     }
-    return {"warned": warned_of(calls[call])}
+    return {"warned": deprecation_warnings(calls[call])}
 
 
 @deprecated.due
@@ -73,14 +72,14 @@ def _(call):
 
 
 @deprecated.then
-def _(state: Blank, reader: Reader, folder: Folder, call: Call, lead: int = 0):
-    of = reader(folder)
+def _(state: Destination, reader: Reader, folder: Folder, call: Call, lead: int = 0):
+    source = reader(folder)
     calls = {
-        "names": lambda: dcp.load_state_dict(state, of, coordinator_rank=lead),
-        "order": lambda: dcp.load(state, of),
-        "planner": lambda: load(state, of),
+        "names": lambda: dcp.load_state_dict(state, source, coordinator_rank=lead),
+        "order": lambda: dcp.load(state, source),
+        "planner": lambda: load(state, source),
     }
-    return {"warned": warned_of(calls[call]), "loaded": state}
+    return {"warned": deprecation_warnings(calls[call]), "loaded": state}
 
 
 @deprecated.due

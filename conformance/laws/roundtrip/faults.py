@@ -1,5 +1,4 @@
-"""Laws on saves and loads that fail: every rank learns of it and of its cause, and what was there before is there
-afterwards."""
+"""Laws on saves and loads that fail: every rank gets the cause, and earlier checkpoints and states do not change."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Meaningless, Of, Refused
 from shardlaw.conformance.law.fields import Field, Folder, ScriptArgument, Word, WorldSize
 from shardlaw.conformance.laws.checkpoint import trip as t
-from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, failure, finish, load, save
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, caught_failure, load, save, wait_for_save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import (
-    Blank,
-    Blanks,
+    CheckpointId,
+    Destination,
+    Destinations,
     Newer,
-    Place,
     PlannerField,
     Reader,
     Saved,
@@ -28,16 +27,16 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     States,
     Writer,
 )
-from shardlaw.conformance.laws.roundtrip.cases import after_save, then_loaded, trip_law
-from shardlaw.conformance.laws.roundtrip.spying import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
+from shardlaw.conformance.laws.roundtrip.cases import add_load, after_save, trip_law
+from shardlaw.conformance.laws.roundtrip.spies import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
 if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 DOCS = "torch.distributed.checkpoint docs"
-# what fails after the plan has been made; the rest of a save or load comes before
-LATE = (
+# methods that are called after planning
+AFTER_PLANNING = (
     "finish_plan",
     "write_data",
     "resolve_data",
@@ -47,28 +46,28 @@ LATE = (
     "resolve_tensor",
     "commit_tensor",
 )
-Planner = Annotated[Any, PlannerField(saves=True, made=DefaultSavePlanner)]
-OfSave = Annotated[dict[str, Any], StateField("save", blank="poison")]
+Planner = Annotated[Any, PlannerField(saves=True, planner_class=DefaultSavePlanner)]
+SaveDestination = Annotated[dict[str, Any], StateField("save", fill="poison")]
 
 
-def of_fault(case: Case) -> set[str]:
-    found = {f"fails:{case.get('at')}"}
+def fault_features(case: Case) -> set[str]:
+    features = {f"fails:{case.get('at')}"}
     ranks = case.get("ranks", "all")
     if ranks == "all" or "," in ranks:
-        found.add("fails-on-several")
+        features.add("fails-on-several")
     elif ranks != "0":
-        found.add("fails-on-follower")
+        features.add("fails-on-follower")
     if case.get("error", "plain") != "plain":
-        found.add(f"error:{case.get('error')}")
+        features.add(f"error:{case.get('error')}")
     if case.get("how", "alone") != "alone":
-        found.add("async-save")
+        features.add("async-save")
     if "fails" in case:
-        found |= {"plan-cache", "first-save-fails"} if case.get("fails") == "0" else {"plan-cache"}
-    return found
+        features |= {"plan-cache", "first-save-fails"} if case.get("fails") == "0" else {"plan-cache"}
+    return features
 
 
-def _everywhere(methods: tuple[str, ...], *meshes: str) -> tuple[str, ...]:
-    """A case for each method, on one follower, on the leader, on several or on all ranks in turn."""
+def _for_each_method(methods: tuple[str, ...], *meshes: str) -> tuple[str, ...]:
+    """A case for each method, which fails in turn on rank 1, on the coordinator, on all ranks and on two."""
     texts = []
     for at, method in enumerate(methods):
         ranks = "0" if method in COORDINATOR else ("1", "0", "all", "0,1")[at % 4]
@@ -81,7 +80,7 @@ THREE = "mesh=3 mesh.load=2 x=7:S(0):int64 a=3x3:S(0):bool state={x:x,d:{a:a},n:
 BACK = "mesh=3 mesh.load=2 x=5x2:S(0) a=4:R state={x:x,a:a,n:1}"
 ON = "mesh=2 mesh.load=3 x=7:S(0):int64 a=3x3:S(0):bool to.x=R state={x:x,d:{a:a},n:1}"
 FAILED_SAVES = (
-    *_everywhere((*SAVE_PLANNER, *WRITER[1:]), TWO, THREE),
+    *_for_each_method((*SAVE_PLANNER, *WRITER[1:]), TWO, THREE),
     f"{THREE} at=write_data ranks=2",
     f"{THREE} at=write_data ranks=0,2",
     f"{TWO} at=create_local_plan ranks=1 error=exit",
@@ -98,8 +97,8 @@ FAILED_SAVES = (
     f"{THREE} at=write_data ranks=1 error=exit",
     f"{TWO} at=create_global_plan ranks=0 error=exit",
 )
-FAILED_OVER = (
-    *_everywhere(("set_up_planner", "create_local_plan", "create_global_plan", *WRITER[1:4]), TWO, THREE),
+FAILED_OVERWRITES = (
+    *_for_each_method(("set_up_planner", "create_local_plan", "create_global_plan", *WRITER[1:4]), TWO, THREE),
     f"{THREE} at=prepare_local_plan ranks=2",
     "mesh=1 x=5:S(0) a=4:- at=create_global_plan ranks=0",
     f"{TWO} at=create_local_plan ranks=all",
@@ -108,8 +107,8 @@ FAILED_OVER = (
     "mesh=3 mesh.load=2 x=7:S(0) at=write_data ranks=2",
 )
 FAILED_LOADS = (
-    *_everywhere(LOAD_PLANNER, BACK, ON),
-    *_everywhere(READER[2:], ON, BACK),
+    *_for_each_method(LOAD_PLANNER, BACK, ON),
+    *_for_each_method(READER[2:], ON, BACK),
     f"{BACK} at=read_metadata ranks=1",
     f"{ON} at=read_data ranks=0,2",
     f"{ON} at=create_local_plan ranks=2 error=exit",
@@ -136,7 +135,7 @@ RETRIED = (
 
 @dataclass(frozen=True)
 class Fault:
-    """Which method fails, on which ranks, with which error, and whether only in a further thread."""
+    """The method ``at`` fails on ``ranks`` with an ``error``; with ``in_thread`` only outside the main thread."""
 
     at: str
     ranks: str
@@ -144,12 +143,12 @@ class Fault:
     in_thread: bool
 
     def on(self, world: int) -> list[int]:
-        """The ranks on which the call fails."""
+        """The ranks on which the method fails."""
         return [*range(world)] if self.ranks == "all" else [int(rank) for rank in self.ranks.split(",")]
 
 
 class SpyField(Field):
-    """A spy that makes the method fail on this rank, where it is to; a due function gets the :class:`Fault`."""
+    """A spy that makes the method of the fault fail, on its ranks; a due function gets the :class:`Fault`."""
 
     always = True
 
@@ -169,20 +168,21 @@ class SpyField(Field):
         return ScriptArgument(f"Spy({fails}, {value.error!r}, {value.in_thread})", uses=(Spy,))
 
 
-Failing = Annotated[Spy, SpyField()]
+FailingSpy = Annotated[Spy, SpyField()]
 
 
-def told_by(failed: Any, at: str) -> dict[str, Any]:
-    """What an exception says of a failure: the ranks that failed, those whose cause is another, and the step."""
-    if failed is None:
+def describe_failure(error: Any, at: str) -> dict[str, Any]:
+    """A failure: the error, the ranks that failed, those with another cause than the fault at ``at``, and the step."""
+    if error is None:
         return {"fault": "accepted", "ranks": [], "other causes": [], "step": ""}
-    causes = {rank: cause for rank, (cause, _) in failed.failures.items()}
+    causes = {rank: cause for rank, (cause, _) in error.failures.items()}
     others = [f"rank {rank}: {cause!r}" for rank, cause in causes.items() if f"planted in {at}" not in str(cause)]
-    return {"fault": failed, "ranks": sorted(causes), "other causes": others, "step": failed.step}
+    return {"fault": error, "ranks": sorted(causes), "other causes": others, "step": error.step}
 
 
-def due_of_failure(what: str, fault: Fault, world: int) -> dict[str, Any]:
-    step = "plan" if fault.at not in LATE else "write" if what == "save" else "read"
+def due_failure(late_step: str, fault: Fault, world: int) -> dict[str, Any]:
+    """The due :func:`describe_failure`. ``late_step``: the step after planning."""
+    step = late_step if fault.at in AFTER_PLANNING else "plan"
     return {
         "fault": Refused((CheckpointFailed,)),
         "ranks": Of(fault.on(world), "wrong-error"),
@@ -191,131 +191,133 @@ def due_of_failure(what: str, fault: Fault, world: int) -> dict[str, Any]:
     }
 
 
-def want_calls(end: t.End, fault: Fault, world: int, threads: int = 1) -> None:
-    """Give up a case in which a call for single items, which is to fail, does not come: a failing rank has no such item
-    for sure. Further threads have none of the first ones."""
+def require_items(end: t.End, fault: Fault, world: int, threads: int = 1) -> None:
+    """Raise :class:`Meaningless` where a failing rank may have no item for which the failing method is called. The
+    main thread has the first items."""
     leaves = [leaf for _, leaf in flatten(end.state).values()]
     tensors = [end.shards(leaf.name, range(world)).without_empty() for leaf in leaves if isinstance(leaf, Slot)]
     at_least = threads if fault.in_thread else 1
     for rank in fault.on(world):
         parts = sum(bool(shards.boxes_of(rank)) for shards in tensors)
-        # what no other one holds a rank must write
-        written = sum((rank,) in [ranks for _, ranks in shards.parts] for shards in tensors)
+        # a rank must write what no other rank has
+        sweep_texts = sum((rank,) in [ranks for _, ranks in shards.parts] for shards in tensors)
         values = len(leaves) - len(tensors)
-        items = {"resolve_data": written, "load_bytes": values, "resolve_tensor": parts, "commit_tensor": parts}
+        items = {"resolve_data": sweep_texts, "load_bytes": values, "resolve_tensor": parts, "commit_tensor": parts}
         if items.get(fault.at, at_least) < at_least:
             raise Meaningless(f"rank {rank} has too few items for {fault.at} to fail")
 
 
 @trip_law(
     "fault[save]",
-    clause="When a planner or a writer fails anywhere, every rank gets an exception that names the ranks and "
-    "the cause, and can go on.",
+    clause="If a planner or writer fails during a save, every rank raises an exception with the failed ranks and the "
+    "cause; nothing loads of that save; the next save works.",
     source=f"{DOCS}, CheckpointException: failures maps ranks to their exceptions; StorageWriter.finish: marks "
     "as successful",
-    holds=f"{TWO} at=write_data ranks=1",
+    control=f"{TWO} at=write_data ranks=1",
     texts=FAILED_SAVES,
-    stages=t.worlds,
-    features=of_fault,
+    stages=t.world_sizes,
+    features=fault_features,
 )
 def failed_save(
     state: Saved,
-    leftover: OfSave,
+    leftover: SaveDestination,
     planner: Planner,
     writer: Writer,
     reader: Reader,
-    place: Place,
+    checkpoint_id: CheckpointId,
     folder: Folder,
-    spy: Failing,
+    spy: FailingSpy,
     at: Word,
     how: Word = "",
 ):
-    """All ranks learn that a save failed; nothing that can be loaded is left of it; the next save does its work."""
+    """Let a save fail, load what it left, and save again."""
     watched, watched_planner = spy.watch(writer(folder), WRITER), spy.watch(planner, SAVE_PLANNER)
     if how == "async":
-        failed = failure(lambda: finish(dcp.async_save(state, storage_writer=watched, planner=watched_planner)))
+        failed = caught_failure(
+            lambda: wait_for_save(dcp.async_save(state, storage_writer=watched, planner=watched_planner))
+        )
     else:
         options = {"use_collectives": False} if how == "alone" else {}
-        options |= {"checkpoint_id": place(folder)} if at == "reset" else {}
-        failed = failure(lambda: save(state, watched, watched_planner, **options))
-    left = failure(lambda: load(leftover, reader(folder))) if failed else None
+        options |= {"checkpoint_id": checkpoint_id(folder)} if at == "reset" else {}
+        failed = caught_failure(lambda: save(state, watched, watched_planner, **options))
+    refused = caught_failure(lambda: load(leftover, reader(folder))) if failed else None
     save(state, writer(folder))
-    return {**told_by(failed, at), "leftover": left}
+    return {**describe_failure(failed, at), "leftover": refused}
 
 
 @failed_save.due
 def _(state: Contents, spy, world: WorldSize, threads: int = 1):
-    want_calls(state.end, spy, world, threads)
-    return {**due_of_failure("save", spy, world), "leftover": Refused((CheckpointFailed,))}
+    require_items(state.end, spy, world, threads)
+    return {**due_failure("write", spy, world), "leftover": Refused((CheckpointFailed,))}
 
 
-then_loaded(failed_save)
+add_load(failed_save)
 
 
 @trip_law(
     "fault[overwrite]",
     source=f"{DOCS}, StorageWriter.finish: writes the metadata and marks the current checkpoint as successful",
-    holds="mesh=2 x=5:S(0) at=create_global_plan ranks=0",
-    texts=FAILED_OVER,
-    stages=t.worlds,
-    features=of_fault,
+    control="mesh=2 x=5:S(0) at=create_global_plan ranks=0",
+    texts=FAILED_OVERWRITES,
+    stages=t.world_sizes,
+    features=fault_features,
 )
-def failed_over(
-    state: Saved,
-    newer: Newer,
-    planner: Planner,
-    writer: Writer,
-    folder: Folder,
-    spy: Failing,
-    at: Word,
+def failed_overwrite(
+    state: Saved, newer: Newer, planner: Planner, writer: Writer, folder: Folder, spy: FailingSpy, at: Word
 ):
-    """A save that fails over an older checkpoint leaves it as it was, or beyond loading, and never mixed with the new
-    one."""
+    """After a save over an older checkpoint has failed, the older one loads, or nothing does; never a mixture."""
     save(state, writer(folder))
     watched = spy.watch(writer(folder), WRITER)
-    return told_by(failure(lambda: save(newer, watched, spy.watch(planner, SAVE_PLANNER))), at)
+    return describe_failure(caught_failure(lambda: save(newer, watched, spy.watch(planner, SAVE_PLANNER))), at)
 
 
-@failed_over.due
+@failed_overwrite.due
 def _(spy, world: WorldSize):
-    return due_of_failure("save", spy, world)
+    return due_failure("write", spy, world)
 
 
-@failed_over.then
-def _(state: Blank, reader: Reader, folder: Folder):
-    failed = failure(lambda: load(state, reader(folder)))
+@failed_overwrite.then
+def _(state: Destination, reader: Reader, folder: Folder):
+    failed = caught_failure(lambda: load(state, reader(folder)))
     return {"older": failed or state}
 
 
-@failed_over.due
+@failed_overwrite.due
 def _(state, at: Word):
-    return {"older": Either((state, Refused((CheckpointFailed,)))) if at in LATE else state}
+    return {"older": Either((state, Refused((CheckpointFailed,)))) if at in AFTER_PLANNING else state}
 
 
 @after_save(
     "fault[load]",
-    clause="When a planner or a reader fails anywhere, every rank gets an exception that names the ranks and "
-    "the cause, and can go on.",
+    clause="If a planner or reader fails during a load, every rank raises an exception with the failed ranks and the "
+    "cause; a failure in planning changes nothing; the next load works.",
     source=f"{DOCS}, CheckpointException: failures maps ranks to their exceptions",
-    holds=f"{BACK} at=read_data ranks=1",
+    control=f"{BACK} at=read_data ranks=1",
     texts=FAILED_LOADS,
-    features=of_fault,
+    features=fault_features,
 )
-def failed_load(state: Blank, again: Blank, reader: Reader, place: Place, folder: Folder, spy: Failing, at: Word):
-    """All ranks learn that a load failed; one that failed in planning has changed nothing; the next load does its
-    work."""
+def failed_load(
+    state: Destination,
+    second: Destination,
+    reader: Reader,
+    checkpoint_id: CheckpointId,
+    folder: Folder,
+    spy: FailingSpy,
+    at: Word,
+):
+    """Let a load fail, and load again."""
     watched, planner = spy.watch(reader(folder), READER), spy.watch(DefaultLoadPlanner(), LOAD_PLANNER)
-    options = {"checkpoint_id": place(folder)} if at == "reset" else {}
-    failed = failure(lambda: load(state, watched, planner, **options))
-    return {**told_by(failed, at), "kept": state, "afterwards": load(again, reader(folder))}
+    options = {"checkpoint_id": checkpoint_id(folder)} if at == "reset" else {}
+    failed = caught_failure(lambda: load(state, watched, planner, **options))
+    return {**describe_failure(failed, at), "kept": state, "afterwards": load(second, reader(folder))}
 
 
 @failed_load.due
 def _(state: Contents, spy, world: WorldSize, at):
-    want_calls(state.end, spy, world)
+    require_items(state.end, spy, world)
     return {
-        **due_of_failure("load", spy, world),
-        "kept": ... if at in LATE else state.untouched(),
+        **due_failure("read", spy, world),
+        "kept": ... if at in AFTER_PLANNING else state.before_load(),
         "afterwards": state,
     }
 
@@ -323,42 +325,42 @@ def _(state: Contents, spy, world: WorldSize, at):
 @trip_law(
     "fault[caching]",
     source=f"{DOCS}, DefaultSavePlanner: enable_plan_caching",
-    holds=f"{CHANGED} order=abb at=create_local_plan fails=1 ranks=1",
+    control=f"{CHANGED} order=abb at=create_local_plan fails=1 ranks=1",
     texts=RETRIED,
-    features=of_fault,
+    features=fault_features,
 )
 def retried(
     states: States,
-    blanks: Blanks,
+    destinations: Destinations,
     writer: Writer,
     reader: Reader,
     folder: Folder,
-    spy: Failing,
+    spy: FailingSpy,
     at: Word,
     fails: int,
 ):
-    """With kept plans, what is saved after a save that failed is what was given."""
-    # plans are kept by the name of the planner's class: one of this case alone
-    made = type(f"Retrying{uuid.uuid4().hex}", (DefaultSavePlanner,), {})
-    told, loaded = {}, []
-    for number, (state, blank) in enumerate(zip(states, blanks, strict=True)):
-        watching = spy if number == fails else Spy()
-        planner = watching.watch(made(enable_plan_caching=True), SAVE_PLANNER)
-        watched = watching.watch(writer(f"{folder}/{number}"), WRITER)
+    """With enable_plan_caching, saves before and after a failed one store their own state."""
+    # the cache of plans is keyed by the name of the planner's class
+    planner_class = type(f"Retrying{uuid.uuid4().hex}", (DefaultSavePlanner,), {})
+    failure, loaded = {}, []
+    for number, (state, destination) in enumerate(zip(states, destinations, strict=True)):
+        current_spy = spy if number == fails else Spy()
+        planner = current_spy.watch(planner_class(enable_plan_caching=True), SAVE_PLANNER)
+        watched = current_spy.watch(writer(f"{folder}/{number}"), WRITER)
         if number == fails:
-            told = told_by(
-                failure(lambda state=state, watched=watched, planner=planner: save(state, watched, planner)),  # type: ignore[misc]
+            failure = describe_failure(
+                caught_failure(lambda state=state, watched=watched, planner=planner: save(state, watched, planner)),  # type: ignore[misc]
                 at,
             )
         else:
             save(state, watched, planner)
-            loaded.append(load(blank, reader(f"{folder}/{number}")))
-    return {**told, "loaded": loaded}
+            loaded.append(load(destination, reader(f"{folder}/{number}")))
+    return {**failure, "loaded": loaded}
 
 
 @retried.due
-def _(blanks, spy, world: WorldSize, fails):
+def _(destinations, spy, world: WorldSize, fails):
     return {
-        **due_of_failure("save", spy, world),
-        "loaded": [blank for number, blank in enumerate(blanks) if number != fails],
+        **due_failure("write", spy, world),
+        "loaded": [destination for number, destination in enumerate(destinations) if number != fails],
     }

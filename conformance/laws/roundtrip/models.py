@@ -1,5 +1,6 @@
-"""Laws on the helpers that turn models and optimizers into states: their names, whole and sharded, through a checkpoint
-and back. The model of a case is that of :mod:`shardlaw.conformance.laws.checkpoint.models`.
+"""Laws on ``torch.distributed.checkpoint.state_dict``: states of models and optimizers, full and sharded.
+
+:mod:`shardlaw.conformance.laws.checkpoint.models` describes the model of a case.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader, Saved, StateField, Writer
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, StateField, Writer
 from shardlaw.conformance.laws.checkpoint.models import (
     INNER,
     OTHER_RATES,
@@ -37,12 +38,12 @@ from shardlaw.conformance.laws.checkpoint.models import (
     parameters_of,
     saved_rates,
 )
-from shardlaw.conformance.laws.checkpoint.trip import worlds
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import trip_law
 
 DOCS = "torch.distributed.checkpoint.state_dict docs"
-Poisoned = Annotated[dict[str, Any], StateField("save", blank="poison")]
-Whole = Annotated[dict[str, Any], StateField("save", plain=True)]
+Poisoned = Annotated[dict[str, Any], StateField("save", fill="poison")]
+FullState = Annotated[dict[str, Any], StateField("save", plain=True)]
 
 
 WHOLE_OPTIMIZERS = (
@@ -77,13 +78,12 @@ WHOLES = (
 @trip_law(
     "model",
     source=f"{DOCS}, get_model_state_dict, set_model_state_dict",
-    holds="mesh=2 x=5x2:S(0) a=4x3:S(1) to.x=S(1) to.a=S(0)",
+    control="mesh=2 x=5x2:S(0) a=4x3:S(1) to.x=S(1) to.a=S(0)",
     texts=MODELS,
-    stages=worlds,
+    stages=world_sizes,
 )
 def model(state: Saved, writer: Writer, folder: Folder):
-    """The state of a model, saved and loaded, makes a model sharded otherwise the same model; an incomplete one is
-    refused."""
+    """The saved state of a model loads into a model with other layouts; a state that lacks a parameter is refused."""
     model_state = get_model_state_dict(Model(state))
     save({"model": model_state}, writer(folder))
     return {"names": sorted(model_state)}
@@ -95,9 +95,8 @@ def _(state: Contents):
 
 
 @model.then
-def _(state: Blank, other: Blank, reader: Reader, folder: Folder):
-    asked = {"model": get_model_state_dict(Model(state))}
-    model_state = load(asked, reader(folder))["model"]
+def _(state: Destination, other: Destination, reader: Reader, folder: Folder):
+    model_state = load({"model": get_model_state_dict(Model(state))}, reader(folder))["model"]
     model = Model(other)
     set_model_state_dict(model, model_state)
     loaded = model.held()
@@ -113,38 +112,38 @@ def _(state: Contents):
 @trip_law(
     "model-whole",
     source=f"{DOCS}, StateDictOptions: full_state_dict, broadcast_from_rank0, ignore_frozen_params, strict",
-    holds="mesh=2 x=5x2:S(0) a=4x3:S(1)",
+    control="mesh=2 x=5x2:S(0) a=4x3:S(1)",
     texts=WHOLES,
 )
-def model_whole(state: Saved, other: Poisoned, whole: Whole, rank: Rank):
-    """Asked for whole, the state of a model is whole on every rank; given whole on rank 0 alone, all get their part of
-    it."""
-    model, given = Model(state, frozen(state)), Model(other, frozen(state))
-    full = in_model(whole) if rank == 0 else {}
-    lacking = {name: tensor.clone() for name, tensor in full.items() if name != next(iter(state))}
+def model_whole(state: Saved, other: Poisoned, full: FullState, rank: Rank):
+    """With full_state_dict the state of a model has full tensors on every rank; broadcast from rank 0, it sets every
+    rank's part of a model."""
+    model, target = Model(state, frozen(state)), Model(other, frozen(state))
+    full_state = in_model(full) if rank == 0 else {}
+    incomplete = {name: tensor.clone() for name, tensor in full_state.items() if name != next(iter(state))}
     from_rank_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    asked = {
+    states = {
         "whole": get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)),
         "offloaded": sorted(
             get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         ),
         "without the frozen": sorted(get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))),
     }
-    set_model_state_dict(given, full, options=from_rank_0)
-    loaded = given.held()
-    refused = caught(lambda: set_model_state_dict(given, lacking, options=from_rank_0))
-    return {**asked, "from rank 0": loaded, "without a parameter": refused}
+    set_model_state_dict(target, full_state, options=from_rank_0)
+    loaded = target.held()
+    refused = caught(lambda: set_model_state_dict(target, incomplete, options=from_rank_0))
+    return {**states, "from rank 0": loaded, "without a parameter": refused}
 
 
 @model_whole.due
-def _(state: Contents, whole: Contents, rank: Rank):
-    tensors = in_model(whole.values())
-    still = frozen(dense(whole.values()))
+def _(state: Contents, full: Contents, rank: Rank):
+    tensors = in_model(full.values())
+    frozen_names = frozen(dense(full.values()))
     inside = state.end.mesh.coord(rank) is not None
     return {
         "whole": tensors if inside else ...,
         "offloaded": Of(sorted(tensors) if rank == 0 else []),
-        "without the frozen": Of(sorted(path for path in tensors if path[-1] not in still)),
+        "without the frozen": Of(sorted(path for path in tensors if path[-1] not in frozen_names)),
         "from rank 0": in_model(state.values()),
         "without a parameter": Refused(),
     }
@@ -153,17 +152,16 @@ def _(state: Contents, whole: Contents, rank: Rank):
 @trip_law(
     "model-part",
     source=f"{DOCS}, get_model_state_dict: submodules; StateDictOptions: keep_submodule_prefixes",
-    holds="mesh=2 x=5x2:S(0) a=4x3:S(1)",
+    control="mesh=2 x=5x2:S(0) a=4x3:S(1)",
     texts=WHOLES,
 )
 def model_part(state: Saved):
-    """Of a module inside, the state has its tensors alone, under their names in the model or under their own, as
-    asked."""
+    """The state of a submodule has its tensors alone, with or without the prefix of their names in the model."""
     model, parts = Model(state), []
-    for kept in (True, False):
+    for prefix in (True, False):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            options = StateDictOptions(keep_submodule_prefixes=kept)
+            options = StateDictOptions(keep_submodule_prefixes=prefix)
             parts.append(get_model_state_dict(model, submodules={model.inner}, options=options))
     return {"with the prefix": parts[0], "without": parts[1]}
 
@@ -177,7 +175,7 @@ def _(state: Contents):
     }
 
 
-def stepped(model: nn.Module, gradients: dict[str, torch.Tensor]) -> torch.optim.Optimizer:
+def step_once(model: nn.Module, gradients: dict[str, torch.Tensor]) -> torch.optim.Optimizer:
     """An optimizer after one step with these gradients, by the names of the parameters in their modules."""
     optimizer = adam([*model.parameters()], RATES)
     for path, parameter in model.named_parameters():
@@ -186,12 +184,12 @@ def stepped(model: nn.Module, gradients: dict[str, torch.Tensor]) -> torch.optim
     return optimizer
 
 
-def learned_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
+def optimizer_contents(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
     return learned(dict(model.named_parameters()), optimizer)
 
 
-def after_a_step(state: Contents) -> dict[str, Any]:
-    """What :func:`learned_by` gives of an optimizer that made one step."""
+def due_contents(state: Contents) -> dict[str, Any]:
+    """The :func:`optimizer_contents` of an optimizer after one step."""
     trained = parameters_of(state.values())
     return keeps(trained, saved_rates([*trained]))
 
@@ -199,35 +197,34 @@ def after_a_step(state: Contents) -> dict[str, Any]:
 @trip_law(
     "optimizer",
     source=f"{DOCS}, get_optimizer_state_dict, set_optimizer_state_dict",
-    holds="mesh=2 x=3:S(0):float32:small a=2:R:float32:small",
+    control="mesh=2 x=3:S(0):float32:small a=2:R:float32:small",
     texts=OPTIMIZERS,
-    stages=worlds,
+    stages=world_sizes,
 )
 def optimizer(state: Saved, gradients: Saved, writer: Writer, folder: Folder, flat: bool = False):
-    """The state of an optimizer, saved and loaded, is that of an optimizer whose model is sharded otherwise, group by
-    group."""
+    """The saved state of an optimizer loads into an optimizer of a model with other layouts, group by group."""
     model = Model(state)
-    optimizer = stepped(model, gradients)
+    optimizer = step_once(model, gradients)
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     save({"optim": get_optimizer_state_dict(model, optimizer, options=options)}, writer(folder))
-    return learned_by(optimizer, model)
+    return optimizer_contents(optimizer, model)
 
 
 @optimizer.due
 def _(state: Contents):
-    return after_a_step(state)
+    return due_contents(state)
 
 
 @optimizer.then
-def _(state: Blank, other: Blank, reader: Reader, folder: Folder, flat: bool = False):
+def _(state: Destination, other: Destination, reader: Reader, folder: Folder, flat: bool = False):
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     model, fresh_model = Model(state), Model(other)
-    optimizer, fresh = (adam([*one.parameters()], OTHER_RATES) for one in (model, fresh_model))
-    asked = {"optim": get_optimizer_state_dict(model, optimizer, options=options)}
-    optim_state = load(asked, reader(folder))["optim"]
+    optimizer, fresh = (adam([*module.parameters()], OTHER_RATES) for module in (model, fresh_model))
+    destination = {"optim": get_optimizer_state_dict(model, optimizer, options=options)}
+    optim_state = load(destination, reader(folder))["optim"]
     rates = [group["lr"] for group in optimizer.param_groups]
     set_optimizer_state_dict(fresh_model, fresh, optim_state, options=options)
-    loaded = learned_by(fresh, fresh_model)
+    loaded = optimizer_contents(fresh, fresh_model)
     refused = None
     if not flat:
         optim_state["state"].pop(next(iter(optim_state["state"])))
@@ -237,12 +234,12 @@ def _(state: Blank, other: Blank, reader: Reader, folder: Folder, flat: bool = F
 
 @optimizer.due
 def _(state: Contents, flat):
-    due = after_a_step(state)
+    due = due_contents(state)
     rates = [OTHER_RATES[at % len(OTHER_RATES)] for at in range(len(due["rates"]))]
     return {
         "rates after asking": rates,
         **due,
-        "parameters": in_model(state.untouched().values()),
+        "parameters": in_model(state.before_load().values()),
         "without a parameter": ... if flat else Refused(),
     }
 
@@ -250,23 +247,23 @@ def _(state: Contents, flat):
 @trip_law(
     "optimizer-whole",
     source=f"{DOCS}, StateDictOptions: full_state_dict, broadcast_from_rank0",
-    holds="mesh=2 x=3:S(0):float32:small a=2:R:float32:small",
+    control="mesh=2 x=3:S(0):float32:small a=2:R:float32:small",
     texts=WHOLE_OPTIMIZERS,
 )
 def optimizer_whole(state: Saved, gradients: Saved, other: Poisoned, rank: Rank):
-    """Asked for whole, the state of an optimizer is whole; given whole on rank 0 alone, every rank's optimizer gets its
-    part."""
-    model, given = Model(state), Model(other)
-    optimizer, fresh = stepped(model, gradients), adam([*given.parameters()], OTHER_RATES)
-    whole = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
-    averages = {path: held["exp_avg"] for path, held in whole["state"].items() if "exp_avg" in held}  # type: ignore[index, call-overload, union-attr, operator]
+    """With full_state_dict the state of an optimizer has full tensors; broadcast from rank 0, it sets every rank's part
+    of an optimizer."""
+    model, target = Model(state), Model(other)
+    optimizer, fresh = step_once(model, gradients), adam([*target.parameters()], OTHER_RATES)
+    full = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+    averages = {path: entry["exp_avg"] for path, entry in full["state"].items() if "exp_avg" in entry}  # type: ignore[index, call-overload, union-attr, operator]
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_optimizer_state_dict(given, fresh, whole if rank == 0 else {}, options=options)
-    return {"whole": averages, **learned_by(fresh, given)}
+    set_optimizer_state_dict(target, fresh, full if rank == 0 else {}, options=options)
+    return {"whole": averages, **optimizer_contents(fresh, target)}
 
 
 @optimizer_whole.due
-def _(state: Contents, whole: Whole):
-    trained = parameters_of(whole.values())  # type: ignore[arg-type]
-    halves = {path: changed(full, lambda full: full / 2) for path, full in trained.items()}
-    return {"whole": halves, **after_a_step(state)}
+def _(state: Contents, full: FullState):
+    trained = parameters_of(full.values())  # type: ignore[arg-type]
+    halves = {path: changed(value, lambda elements: elements / 2) for path, value in trained.items()}
+    return {"whole": halves, **due_contents(state)}

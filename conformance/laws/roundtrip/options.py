@@ -1,5 +1,4 @@
-"""Laws on the options of a save, and on the storages of torch that are no plain folders: fsspec, and Hugging Face's
-safetensors."""
+"""Laws on the options of writers and planners, and on torch's storages for fsspec and Hugging Face's safetensors."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import importlib.util
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -22,21 +21,21 @@ from shardlaw.conformance.law.fields import Folder, Rank, Word
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Saved, StateField, WriterOptions
-from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, save_act, then_loaded, trip_law, trips
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved, StateField, WriterOptions
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, add_load, due_loaded, save_act, trip_law, trips
 
 DOCS = "torch.distributed.checkpoint docs"
 HF_DTYPES = ("float32", "float64", "bfloat16", "int64", "bool")
 
 
-def need(module: str) -> None:
-    """Give a case up where a package is not installed."""
+def require_package(module: str) -> None:
+    """Raise :class:`Meaningless` where a package is not installed."""
     if importlib.util.find_spec(module) is None:
         raise Meaningless(f"{module} is not installed")
 
 
-def of_options(case: Case) -> set[str]:
+def format_features(case: Case) -> set[str]:
     return {"storage:safetensors-in-files"} if case.get("format", "") == "safetensors" else set()
 
 
@@ -92,7 +91,7 @@ SAFETENSORS = (
     "mesh=2 x=4x3:S(0) a=4x2:S(0) held=sharded cut=1@0,3@1 to.x=S(1) hf=consolidated",
     "mesh=2 x=6x3:S(0) held=sharded cut=1@0,2@1,3@0 hf=consolidated",
 )
-ANEW = (
+OVERWRITTEN = (
     "mesh=2 x=5x2:S(0) a=4x3:S(1) hf=shards",
     "mesh=2 mesh.load=3 x=5x2:S(0) a=4x3:S(0):bfloat16 b=7:S(0) to.x=S(1) to.a=R to.b=S(0) hf=consolidated",
     "mesh=1 mesh.load=2 x=5x6:- a=7:-:int64 to.x=S(0) to.a=- hf=whole",
@@ -101,113 +100,109 @@ ANEW = (
 
 options = trip_law(
     "options",
-    clause="Whatever the options of writer and planner: what is loaded is what was saved.",
+    clause="With any options of writer and planner, a load gives the saved state.",
     source=f"{DOCS}, FileSystemWriter: sync_files, thread_count, per_thread_copy_ahead; DefaultSavePlanner: "
     "flatten_state_dict",
-    holds="mesh=2 x=5:S(0) a=4:R state={x:x,a:a,d:{n:1}} nested=kept inner=kept sync=1",
+    control="mesh=2 x=5:S(0) a=4:R state={x:x,a:a,d:{n:1}} nested=kept inner=kept sync=1",
     texts=OPTIONS,
-    stages=worlds,
-    features=of_options,
+    stages=world_sizes,
+    features=format_features,
 )(save_act)
 
 
 @options.due
 def _(state, format_: Word = ""):
     if format_ == "safetensors":
-        need("safetensors")
+        require_package("safetensors")
     return {"source": state}
 
 
-then_loaded(options)
+add_load(options)
 
 
 def fsspec_worlds(case: Case) -> tuple[int, ...]:
-    """Files in memory last as long as the process that holds them."""
-    return (1,) if case.get("through") == "memory" else worlds(case)
+    """The sizes of the worlds; one world where files are in the memory of its process."""
+    return (1,) if case.get("through") == "memory" else world_sizes(case)
 
 
 class InMemoryField(StateField):
-    """What is loaded into where the first world loads too; nothing where another one does."""
+    """The destination of a load in the first world; an empty state where only the second world loads."""
 
     def read(self, case: Case, name: str) -> Contents:
-        into = super().read(case, name)
-        return into if case.get("through") == "memory" else into.holding({})
+        destination = super().read(case, name)
+        return destination if case.get("through") == "memory" else destination.with_tree({})
 
 
 @trip_law(
     "fsspec",
     source=f"{DOCS}, save: infers the writer from checkpoint_id; FsspecWriter, FsspecReader",
-    holds="mesh=2 x=5:S(0) a=4:R through=files",
+    control="mesh=2 x=5:S(0) a=4:R through=files",
     texts=FSSPEC,
     stages=fsspec_worlds,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
     features=lambda case: {f"storage:fsspec-{case.get('through')}"} | ({"checkpoint-id"} if "id" in case else set()),
 )
 def fsspec(
     state: Saved,
-    loaded: Annotated[dict[str, Any], InMemoryField("load", blank="poison")],
+    loaded: Annotated[dict[str, Any], InMemoryField("load", fill="poison")],
     options: WriterOptions,
     folder: Folder,
     through: Word,
     id: Word = "",
 ):
-    """A checkpoint through fsspec, in files or in memory, by hand or found by the name of its place, loads as it was
+    """A checkpoint through fsspec, in files or in memory, by a writer and reader or by its checkpoint_id, loads as
     saved."""
-    folders = {
+    urls = {
         "memory": f"memory://{uuid.uuid4().hex}",
         "folder": f"{folder}/through",
         "files": f"file://{folder}/through",
     }
-    place = folders[through]
+    url = urls[through]
     if id:
-        save(state, None, checkpoint_id=place)
+        save(state, None, checkpoint_id=url)
     else:
-        save(state, compat.fsspec_writer(place, **{"sync_files": False, **options}))
+        save(state, compat.fsspec_writer(url, **{"sync_files": False, **options}))
     if through == "memory":
-        load(loaded, None if id else compat.fsspec_reader(place), **({"checkpoint_id": place} if id else {}))
+        load(loaded, None if id else compat.fsspec_reader(url), **({"checkpoint_id": url} if id else {}))
     return {"loaded": loaded}
 
 
 @fsspec.due
 def _(loaded):
-    need("fsspec")
+    require_package("fsspec")
     return {"loaded": loaded}
 
 
 @fsspec.then
-def _(state: Blank, folder: Folder, through: Word, id: Word = ""):
-    place = f"{'file://' if through == 'files' else ''}{folder}/through"
-    return {
-        "loaded": load(state, None if id else compat.fsspec_reader(place), **({"checkpoint_id": place} if id else {}))
-    }
+def _(state: Destination, folder: Folder, through: Word, id: Word = ""):
+    url = f"{'file://' if through == 'files' else ''}{folder}/through"
+    return {"loaded": load(state, None if id else compat.fsspec_reader(url), **({"checkpoint_id": url} if id else {}))}
 
 
-@fsspec.due
-def _(state):
-    return {"loaded": state}
+fsspec.due(due_loaded)
 
 
 def draw_safetensors(limits: Limits) -> SearchStrategy[Case]:
     def extra(draw: st.DrawFn, names: list[str]) -> dict[str, object]:
-        how = draw(st.sampled_from(("shards", "consolidated")))
-        return {"hf": how, "threads": draw(st.sampled_from((None, 2))), "index": draw(st.sampled_from((None, "two")))}
+        mode = draw(st.sampled_from(("shards", "consolidated")))
+        return {"hf": mode, "threads": draw(st.sampled_from((None, 2))), "index": draw(st.sampled_from((None, "two")))}
 
-    fit = replace(limits, dtypes=tuple(name for name in limits.dtypes if name in HF_DTYPES))
-    return trips(fit, extra=extra)
-
-
-def of_hugging_face(case: Case) -> set[str]:
-    kept = "consolidated" if case.get("hf") == "together" else case.get("hf")
-    return {f"storage:safetensors-{kept}"} | ({"checkpoint-id"} if "id" in case else set())
+    supported = replace(limits, dtypes=tuple(name for name in limits.dtypes if name in HF_DTYPES))
+    return trips(supported, extra=extra)
 
 
-def numbered(state: Mapping[str, Any]) -> dict[str, int]:
+def hf_features(case: Case) -> set[str]:
+    mode = "consolidated" if case.get("hf") == "together" else case.get("hf")
+    return {f"storage:safetensors-{mode}"} | ({"checkpoint-id"} if "id" in case else set())
+
+
+def file_numbers(names: Iterable[str]) -> dict[str, int]:
     """The number of the file of each tensor, where there are two."""
-    return {name: at % 2 + 1 for at, name in enumerate(state)}
+    return {name: at % 2 + 1 for at, name in enumerate(names)}
 
 
-def writes_as(hf: str, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Options of a writer of safetensors: how it writes, and the numbers of the files, if it is told any."""
+def hf_options(hf: str, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """Options of a writer of safetensors: its mode ``hf``, and the numbers of files where ``numbers`` is not empty."""
     options: dict[str, Any] = {"save_distributed": hf != "whole", "enable_consolidation": hf == "consolidated"}
     return options | ({"fqn_to_index_mapping": dict(numbers)} if numbers else {})
 
@@ -216,13 +211,13 @@ def writes_as(hf: str, numbers: Mapping[str, int]) -> dict[str, Any]:
     "hugging-face",
     source=f"{DOCS}, HuggingFaceStorageWriter: save_distributed, enable_consolidation; "
     "consolidate_safetensors_files_on_every_rank; StorageWriter.write_data: views and strides",
-    holds="mesh=2 x=5x2:S(0) a=4:R hf=consolidated",
+    control="mesh=2 x=5x2:S(0) a=4:R hf=consolidated",
     texts=SAFETENSORS,
     draw=draw_safetensors,
     draws=4,
-    stages=worlds,
-    needs=IN_FILES,
-    features=of_hugging_face,
+    stages=world_sizes,
+    needs=NEEDS_FILES,
+    features=hf_features,
 )
 def hugging_face(
     state: Saved,
@@ -235,38 +230,37 @@ def hugging_face(
     id: Word = "",
     group: bool = False,
 ):
-    """Tensors saved as safetensors, as shards or consolidated by one rank, by all or by those of a group, load under
-    any layout as they were saved."""
-    numbers = numbered(state) if index else dict.fromkeys(state, 1)
-    # an index of whole models names what this state may not have, such as the second name of a tied tensor
-    options = writes_as(hf, numbers | {"not.saved": 1} if index == "more" else numbers if index else {})
+    """Tensors saved as safetensors, as shards or consolidated by one rank, all or a group, load into any layout as
+    saved."""
+    numbers = file_numbers(state) if index else dict.fromkeys(state, 1)
+    # an index of a model names tensors that a state may lack, such as the second name of a tied parameter
+    options = hf_options(hf, numbers | {"not.saved": 1} if index == "more" else numbers if index else {})
     if threads:
         options |= {"thread_count": threads, "thread_count_consolidation": threads}
-    made = f"{folder}/made" if id else f"{folder}/sharded" if hf == "together" else folder
-    save(state, compat.HuggingFaceStorageWriter(made, **options), **({"checkpoint_id": folder} if id else {}))
-    of_group = mesh.get_group(0) if group and mesh.get_coordinate() is not None else None
-    if hf == "together" and (of_group is not None or not group):
-        compat.consolidate_on_every_rank(made, folder, numbers, threads or 1, of_group)
-    path = f"{folder}/model.safetensors.index.json"
+    path = f"{folder}/made" if id else f"{folder}/sharded" if hf == "together" else folder
+    save(state, compat.HuggingFaceStorageWriter(path, **options), **({"checkpoint_id": folder} if id else {}))
+    process_group = mesh.get_group(0) if group and mesh.get_coordinate() is not None else None
+    if hf == "together" and (process_group is not None or not group):
+        compat.consolidate_on_every_rank(path, folder, numbers, threads or 1, process_group)
+    index_path = f"{folder}/model.safetensors.index.json"
     if hf == "shards" or rank != (int(mesh.mesh.min()) if group else 0):
         return {"in the index": [], "files": [], "bytes in the index": 0, "files that are not there": []}
-    if not os.path.exists(path):
+    if not os.path.exists(index_path):
         return {"in the index": "no model.safetensors.index.json"}
-    with open(path) as file:
-        listed = json.load(file)
-    places = listed["weight_map"]
-    lost = [name for name in places.values() if not os.path.exists(f"{folder}/{name}")]
+    with open(index_path) as file:
+        content = json.load(file)
+    files = content["weight_map"]
     return {
-        "in the index": sorted(places),
-        "files": sorted({*places.values()}),
-        "bytes in the index": listed["metadata"]["total_size"],
-        "files that are not there": lost,
+        "in the index": sorted(files),
+        "files": sorted({*files.values()}),
+        "bytes in the index": content["metadata"]["total_size"],
+        "files that are not there": [name for name in files.values() if not os.path.exists(f"{folder}/{name}")],
     }
 
 
 @hugging_face.due
 def _(state: Contents, rank: Rank, hf, index, group):
-    need("safetensors")
+    require_package("safetensors")
     first = min(state.end.mesh.ranks) if group else 0
     names = sorted(state.trip.values) if hf != "shards" and rank == first else []
     count = min(len(names), 2 if index else 1)
@@ -279,10 +273,10 @@ def _(state: Contents, rank: Rank, hf, index, group):
 
 
 @hugging_face.then
-def _(state: Blank, again: Blank, folder: Folder, hf: Word, threads: int = 1, id: Word = ""):
+def _(state: Destination, second: Destination, folder: Folder, hf: Word, threads: int = 1, id: Word = ""):
     loaded = {}
     if hf in ("consolidated", "together") and not id:
-        loaded["shards"] = load(again, compat.HuggingFaceStorageReader(f"{folder}/sharded", thread_count=threads))
+        loaded["shards"] = load(second, compat.HuggingFaceStorageReader(f"{folder}/sharded", thread_count=threads))
     return {**loaded, hf: load(state, compat.HuggingFaceStorageReader(folder, thread_count=threads))}
 
 
@@ -292,46 +286,47 @@ def _(state, hf, id):
     return {"shards": state, hf: state} if both else {hf: state}
 
 
-def in_files(state: dict[str, Any], folder: str, hf: str, parted: bool) -> None:
-    """Save these as safetensors, in two files or in one."""
-    save(state, compat.HuggingFaceStorageWriter(folder, **writes_as(hf, numbered(state) if parted else {})))
+def save_safetensors(state: dict[str, Any], folder: str, hf: str, in_two: bool) -> None:
+    """Save a state as safetensors, in two files or in one."""
+    save(state, compat.HuggingFaceStorageWriter(folder, **hf_options(hf, file_numbers(state) if in_two else {})))
 
 
 @trip_law(
     "hugging-face-anew",
     source=f"{DOCS}, HuggingFaceStorageWriter: path; FileSystemWriter: overwrite, which is so by default",
-    holds="mesh=2 x=5x2:S(0) hf=consolidated",
-    texts=ANEW,
-    stages=worlds,
-    needs=IN_FILES,
-    features=of_hugging_face,
+    control="mesh=2 x=5x2:S(0) hf=consolidated",
+    texts=OVERWRITTEN,
+    stages=world_sizes,
+    needs=NEEDS_FILES,
+    features=hf_features,
 )
-def anew(state: Saved, older: Annotated[dict[str, Any], StateField("save", blank="poison")], folder: Folder, hf: Word):
-    """Tensors that are saved as safetensors over older ones, in more files than these or in fewer, are what is loaded
-    then."""
-    in_files(older, f"{folder}/fewer", hf, True)
-    in_files(state, f"{folder}/fewer", hf, False)
-    in_files(older, f"{folder}/more", hf, True)
-    in_files(older, f"{folder}/more", hf, False)
-    in_files(state, f"{folder}/more", hf, True)
+def hf_overwrite(
+    state: Saved, older: Annotated[dict[str, Any], StateField("save", fill="poison")], folder: Folder, hf: Word
+):
+    """Tensors saved as safetensors over older ones, into more or fewer files, load as the new ones."""
+    save_safetensors(older, f"{folder}/fewer", hf, in_two=True)
+    save_safetensors(state, f"{folder}/fewer", hf, in_two=False)
+    save_safetensors(older, f"{folder}/more", hf, in_two=True)
+    save_safetensors(older, f"{folder}/more", hf, in_two=False)
+    save_safetensors(state, f"{folder}/more", hf, in_two=True)
     return {"source": state}
 
 
-@anew.due
+@hf_overwrite.due
 def _(state):
-    need("safetensors")
+    require_package("safetensors")
     return {"source": state}
 
 
-@anew.then
-def _(state: Blank, again: Blank, folder: Folder):
+@hf_overwrite.then
+def _(state: Destination, second: Destination, folder: Folder):
     return {
         "in fewer files": load(state, compat.HuggingFaceStorageReader(f"{folder}/fewer")),
-        "in more files": load(again, compat.HuggingFaceStorageReader(f"{folder}/more")),
+        "in more files": load(second, compat.HuggingFaceStorageReader(f"{folder}/more")),
     }
 
 
-@anew.due
+@hf_overwrite.due
 def _(state):
     return {"in fewer files": state, "in more files": state}
 

@@ -1,4 +1,4 @@
-"""The law on saves that a process of their own does."""
+"""The law on asynchronous saves in another process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder
-from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, finish
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, wait_for_save
 from shardlaw.conformance.laws.checkpoint.fields import Newer, Saved, Writer, WriterField
-from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, then_both_loaded, trip_law
-from shardlaw.conformance.laws.roundtrip.saves import scramble
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, add_both_loads, trip_law
+from shardlaw.conformance.laws.roundtrip.saves import mutate
 
-STARTING_SECONDS = 30  # on a machine that does little else, a few
+START_SECONDS = 30  # a few on an idle machine
 PROCESS = (
     "mesh=2 mesh.load=1 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,l:[1,2]},n:1} to.x=R",
     'mesh=1 mesh.load=2 x=4x3:R:bfloat16 a=3:-:bool state={x:x,a:a,s:"ab"} to.x=S(1) threads=2',
@@ -29,8 +29,8 @@ PROCESS = (
 
 
 def end_children() -> int:
-    """End the processes that this one has started, and the thread that hands them tensors; returns how many processes
-    there were."""
+    """End the processes that this one has started, and the thread that shares tensors with them; return the number of
+    processes."""
     children = multiprocessing.active_children()
     for child in children:
         child.terminate()
@@ -43,12 +43,12 @@ def end_children() -> int:
 @trip_law(
     "process",
     source="torch.distributed.checkpoint docs, async_save: async_checkpointer_type, a Future that holds the Metadata",
-    holds="mesh=2 x=5:S(0) a=4:R",
+    control="mesh=2 x=5:S(0) a=4:R",
     texts=PROCESS,
-    stages=worlds,
-    needs=IN_FILES,
+    stages=world_sizes,
+    needs=NEEDS_FILES,
     profile="ci",
-    seconds=STARTING_SECONDS,
+    seconds=START_SECONDS,
     features=lambda case: {"async-save"},
 )
 def process(
@@ -58,20 +58,20 @@ def process(
     careful: Annotated[Any, WriterField(lambda case: {"overwrite": False})],
     folder: Folder,
 ):
-    """A save that a process of its own does holds the values of the call; what fails there is raised by the future, and
-    the process saves on."""
+    """A save in another process stores the values at the call; the future raises an error of that process, which then
+    serves further saves."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
-    apart: dict[str, Any] = {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
+    in_process: dict[str, Any] = {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
     try:
-        pending = dcp.async_save(state, storage_writer=writer(f"{folder}/first"), **apart)
-        scramble(state)
-        metadata = finish(pending)
-        over = dcp.async_save(newer, storage_writer=careful(f"{folder}/first"), **apart)
-        refused = caught(lambda: finish(over))
-        finish(dcp.async_save(newer, storage_writer=writer(f"{folder}/second"), **apart))
+        pending = dcp.async_save(state, storage_writer=writer(f"{folder}/first"), **in_process)
+        mutate(state)
+        metadata = wait_for_save(pending)
+        over = dcp.async_save(newer, storage_writer=careful(f"{folder}/first"), **in_process)
+        refused = caught(lambda: wait_for_save(over))
+        wait_for_save(dcp.async_save(newer, storage_writer=writer(f"{folder}/second"), **in_process))
     finally:
-        ended = end_children()
-    return {"metadata given": isinstance(metadata, Metadata), "save over another": refused, "processes": ended}
+        count = end_children()
+    return {"metadata given": isinstance(metadata, Metadata), "save over another": refused, "processes": count}
 
 
 @process.due
@@ -79,4 +79,4 @@ def _():
     return {"metadata given": Of(True), "save over another": Refused((CheckpointFailed,)), "processes": 1}
 
 
-then_both_loaded(process)
+add_both_loads(process)

@@ -1,5 +1,4 @@
-"""Laws on the calls that a save and a load make to their planner and their storage: in which order, how often, and with
-what."""
+"""Laws on the calls of a save and a load to their planner and storage: their order, number and arguments."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Rank, Word, WorldSize
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.fields import (
-    Blank,
+    CheckpointId,
+    Destination,
     LoadMesh,
-    Place,
     PlannerField,
     Reader,
     Saved,
@@ -25,13 +24,13 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     StateField,
     Writer,
 )
-from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import after_save, then_loaded, trip_law
-from shardlaw.conformance.laws.roundtrip.spying import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
+from shardlaw.conformance.laws.roundtrip.cases import add_load, after_save, trip_law
+from shardlaw.conformance.laws.roundtrip.spies import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
 from shardlaw.reference.mesh import Mesh
 
 DOCS = "torch.distributed.checkpoint docs"
-# calls that happen once for each item, in between
+# methods that are called once for each item
 PER_ITEM = ("resolve_data", "load_bytes", "resolve_tensor", "commit_tensor")
 
 SAVES = (
@@ -58,7 +57,7 @@ COMPLETE = (
 )
 
 
-def of_protocol(case: Case) -> set[str]:
+def protocol_features(case: Case) -> set[str]:
     return (
         {"storage-calls"}
         | ({"checkpoint-id"} if "id" in case else set())
@@ -66,39 +65,40 @@ def of_protocol(case: Case) -> set[str]:
     )
 
 
-def steps(spy: Spy, named: str) -> list[str]:
-    """The calls in order, but those for single items; a reset counts where the checkpoint is ``named``."""
-    return [call.name for call in spy.calls if call.name not in PER_ITEM and (named or call.name != "reset")]
+def ordered_calls(spy: Spy, has_id: str) -> list[str]:
+    """The calls in order, without those for single items, and without ``reset`` where the checkpoint has no id."""
+    return [call.name for call in spy.calls if call.name not in PER_ITEM and (has_id or call.name != "reset")]
 
 
-def handed_on(planner: Spy, storage: Spy, last: str) -> list[bool]:
-    """Whether the storage gets the very plans that the planner gave: the local one, and the final one."""
+def passes_plans(planner: Spy, storage: Spy, last: str) -> list[bool]:
+    """Whether the storage gets the objects that the planner returned: the local plan, and the final one."""
     pairs = [("create_local_plan", "prepare_local_plan"), ("finish_plan", last)]
     return [
-        all(taken.args[0] is given.result for given, taken in zip(planner.of(gave), storage.of(takes), strict=False))
-        for gave, takes in pairs
+        all(
+            get.args[0] is create.result
+            for create, get in zip(planner.calls_to(creator), storage.calls_to(getter), strict=False)
+        )
+        for creator, getter in pairs
     ]
 
 
-def plans_of_ranks(planner: Spy, storage: Spy) -> list[int]:
-    """How many plans the global steps get."""
-    return [len(call.args[0]) for call in [*planner.of("create_global_plan"), *storage.of("prepare_global_plan")]]
+def count_plans(planner: Spy, storage: Spy) -> list[int]:
+    """The numbers of plans that the global steps get."""
+    return [
+        len(call.args[0])
+        for call in [*planner.calls_to("create_global_plan"), *storage.calls_to("prepare_global_plan")]
+    ]
 
 
-def due_steps(methods: Sequence[str], leads: bool, named: str) -> Of:
-    """The calls that are due, in order."""
-    return Of(
-        [
-            name
-            for name in methods
-            if name not in PER_ITEM and (leads or name not in COORDINATOR) and (named or name != "reset")
-        ]
-    )
+def due_calls(methods: Sequence[str], is_coordinator: bool, has_id: str) -> Of:
+    """The due :func:`ordered_calls`."""
+    skipped = {*PER_ITEM, *(() if is_coordinator else COORDINATOR), *(() if has_id else ("reset",))}
+    return Of([name for name in methods if name not in skipped])
 
 
-def seat(mesh: Mesh, rank: int, world: int, among: str) -> tuple[bool, int] | None:
-    """Whether a rank leads, and how many take part; ``None`` outside. A group's first rank leads, and groups list
-    theirs in order."""
+def find_role(mesh: Mesh, rank: int, world: int, among: str) -> tuple[bool, int] | None:
+    """Whether a rank is the coordinator, which is the lowest of its group, and the number of participants; ``None`` for
+    ranks outside the group."""
     if among == "all":
         return rank == 0, world
     return None if mesh.coord(rank) is None else (rank == min(mesh.ranks), mesh.size)
@@ -107,148 +107,165 @@ def seat(mesh: Mesh, rank: int, world: int, among: str) -> tuple[bool, int] | No
 @trip_law(
     "protocol[save]",
     source=f"{DOCS}, SavePlanner and StorageWriter: the expected sequence of calls",
-    holds="mesh=2 x=5:S(0) state={x:x,n:1}",
+    control="mesh=2 x=5:S(0) state={x:x,n:1}",
     texts=SAVES,
-    stages=worlds,
-    features=of_protocol,
+    stages=world_sizes,
+    features=protocol_features,
 )
 def saves(
     state: Saved,
     mesh: DeviceMesh,
-    planner: Annotated[Any, PlannerField(saves=True, made=DefaultSavePlanner)],
+    planner: Annotated[Any, PlannerField(saves=True, planner_class=DefaultSavePlanner)],
     writer: Writer,
-    place: Place,
+    checkpoint_id: CheckpointId,
     folder: Folder,
     among: Word = "all",
     id: Word = "",
 ):
-    """A save calls its planner and its writer in the documented order, once each, the global steps on the leading rank
-    alone."""
+    """A save calls its planner and writer in the documented order, each step once, and the global steps on the
+    coordinator only."""
     if among != "all" and mesh.get_coordinate() is None:
         return {}
-    how = {"process_group": mesh.get_group()} if among != "all" else {}
-    how |= {"checkpoint_id": place(folder)} if id else {}
-    of_planner, of_writer = Spy(), Spy()
-    watched = of_writer.watch(writer(f"{folder}/elsewhere" if id else folder), WRITER)
-    save(state, watched, of_planner.watch(planner, SAVE_PLANNER), **how)
-    items = [item.index for call in of_writer.of("write_data") for item in call.args[0].items]
-    resolved = [call.args[0].index for call in of_planner.of("resolve_data")]
+    options = {"process_group": mesh.get_group()} if among != "all" else {}
+    options |= {"checkpoint_id": checkpoint_id(folder)} if id else {}
+    planner_spy, writer_spy = Spy(), Spy()
+    watched = writer_spy.watch(writer(f"{folder}/elsewhere" if id else folder), WRITER)
+    save(state, watched, planner_spy.watch(planner, SAVE_PLANNER), **options)
+    items = [item.index for call in writer_spy.calls_to("write_data") for item in call.args[0].items]
+    resolved = [call.args[0].index for call in planner_spy.calls_to("resolve_data")]
     ends = [
         {**dict(zip(("metadata", "results"), call.args, strict=False)), **call.options}
-        for call in of_writer.of("finish")
+        for call in writer_spy.calls_to("finish")
     ]
-    made = [call.result[1] for call in of_planner.of("create_global_plan")]
+    planned = [call.result[1] for call in planner_spy.calls_to("create_global_plan")]
     return {
-        "planner calls": steps(of_planner, id),
-        "writer calls": steps(of_writer, id),
-        "place": [[*call.args, *call.options.values()] == [place(folder)] for call in of_writer.of("reset") if id],
-        "plans handed on": handed_on(of_planner, of_writer, "write_data"),
+        "planner calls": ordered_calls(planner_spy, id),
+        "writer calls": ordered_calls(writer_spy, id),
+        "place": [
+            [*call.args, *call.options.values()] == [checkpoint_id(folder)]
+            for call in writer_spy.calls_to("reset")
+            if id
+        ],
+        "plans handed on": passes_plans(planner_spy, writer_spy, "write_data"),
         "items never asked for": [index for index in items if index not in resolved],
         "other items asked for": [index for index in resolved if index not in items],
-        "plans": plans_of_ranks(of_planner, of_writer),
+        "plans": count_plans(planner_spy, writer_spy),
         "results": [len(end["results"]) for end in ends],
-        "metadata as planned": [end["metadata"] is made[0] for end in ends],
+        "metadata as planned": [end["metadata"] is planned[0] for end in ends],
         "written as told": [
-            sorted(str(one.index) for one in end["results"][0]) == sorted(map(str, items)) for end in ends
+            sorted(str(result.index) for result in end["results"][0]) == sorted(map(str, items)) for end in ends
         ],
     }
 
 
 @saves.due
 def _(mesh, rank: Rank, world: WorldSize, among, id):
-    found = seat(mesh, rank, world, among)
-    if found is None:
+    role = find_role(mesh, rank, world, among)
+    if role is None:
         return {}
-    leads, members = found
+    is_coordinator, members = role
     return {
-        "planner calls": due_steps(SAVE_PLANNER, leads, id),
-        "writer calls": due_steps(WRITER, leads, id),
+        "planner calls": due_calls(SAVE_PLANNER, is_coordinator, id),
+        "writer calls": due_calls(WRITER, is_coordinator, id),
         "place": Of([True] if id else []),
         "plans handed on": Of([True, True]),
         "items never asked for": Of([]),
         "other items asked for": Of([]),
-        "plans": Of([members, members] if leads else []),
-        "results": Of([members] if leads else []),
-        "metadata as planned": Of([True] if leads else []),
-        "written as told": Of([True] if leads else []),
+        "plans": Of([members, members] if is_coordinator else []),
+        "results": Of([members] if is_coordinator else []),
+        "metadata as planned": Of([True] if is_coordinator else []),
+        "written as told": Of([True] if is_coordinator else []),
     }
 
 
-then_loaded(saves)
+add_load(saves)
 
 
 @after_save(
     "protocol[load]",
     source=f"{DOCS}, LoadPlanner and StorageReader: the expected sequence of calls",
-    holds="mesh=2 x=5:S(0) state={x:x,n:1}",
+    control="mesh=2 x=5:S(0) state={x:x,n:1}",
     texts=LOADS,
-    features=of_protocol,
+    features=protocol_features,
 )
 def loads(
-    state: Blank, mesh: LoadMesh, reader: Reader, place: Place, folder: Folder, among: Word = "all", id: Word = ""
+    state: Destination,
+    mesh: LoadMesh,
+    reader: Reader,
+    checkpoint_id: CheckpointId,
+    folder: Folder,
+    among: Word = "all",
+    id: Word = "",
 ):
-    """A load calls its planner and its reader in the documented order, and commits every tensor that it resolved."""
+    """A load calls its planner and reader in the documented order, and resolves and commits every tensor part once."""
     if among != "all" and mesh.get_coordinate() is None:
         return {}
-    how = {"process_group": mesh.get_group()} if among != "all" else {}
-    how |= {"checkpoint_id": place(folder)} if id else {}
-    of_planner, of_reader = Spy(), Spy()
-    watched = of_reader.watch(reader(f"{folder}/elsewhere" if id else folder), READER)
-    load(state, watched, of_planner.watch(DefaultLoadPlanner(), LOAD_PLANNER), **how)
-    items = [item for call in of_reader.of("read_data") for item in call.args[0].items]
+    options = {"process_group": mesh.get_group()} if among != "all" else {}
+    options |= {"checkpoint_id": checkpoint_id(folder)} if id else {}
+    planner_spy, reader_spy = Spy(), Spy()
+    watched = reader_spy.watch(reader(f"{folder}/elsewhere" if id else folder), READER)
+    load(state, watched, planner_spy.watch(DefaultLoadPlanner(), LOAD_PLANNER), **options)
+    items = [item for call in reader_spy.calls_to("read_data") for item in call.args[0].items]
     tensors = sorted(str(item) for item in items if item.type == LoadItemType.TENSOR)
     values = sorted(item.storage_index.fqn for item in items if item.type == LoadItemType.BYTE_IO)
     return {
         "loaded": state,
-        "planner calls": steps(of_planner, id),
-        "reader calls": steps(of_reader, id),
-        "place": [[*call.args, *call.options.values()] == [place(folder)] for call in of_reader.of("reset") if id],
-        "plans handed on": handed_on(of_planner, of_reader, "read_data"),
-        "each value once": sorted(call.args[0].storage_index.fqn for call in of_planner.of("load_bytes")) == values,
-        "each part resolved once": sorted(str(call.args[0]) for call in of_planner.of("resolve_tensor")) == tensors,
-        "each part committed once": sorted(str(call.args[0]) for call in of_planner.of("commit_tensor")) == tensors,
-        "plans": plans_of_ranks(of_planner, of_reader),
+        "planner calls": ordered_calls(planner_spy, id),
+        "reader calls": ordered_calls(reader_spy, id),
+        "place": [
+            [*call.args, *call.options.values()] == [checkpoint_id(folder)]
+            for call in reader_spy.calls_to("reset")
+            if id
+        ],
+        "plans handed on": passes_plans(planner_spy, reader_spy, "read_data"),
+        "each value once": sorted(call.args[0].storage_index.fqn for call in planner_spy.calls_to("load_bytes"))
+        == values,
+        "each part resolved once": sorted(str(call.args[0]) for call in planner_spy.calls_to("resolve_tensor"))
+        == tensors,
+        "each part committed once": sorted(str(call.args[0]) for call in planner_spy.calls_to("commit_tensor"))
+        == tensors,
+        "plans": count_plans(planner_spy, reader_spy),
     }
 
 
 @loads.due
 def _(state, mesh, rank: Rank, world: WorldSize, among, id):
-    found = seat(mesh, rank, world, among)
-    if found is None:
+    role = find_role(mesh, rank, world, among)
+    if role is None:
         return {}
-    leads, members = found
+    is_coordinator, members = role
     return {
         "loaded": state,
-        "planner calls": due_steps(LOAD_PLANNER, leads, id),
-        "reader calls": due_steps(READER, leads, id),
+        "planner calls": due_calls(LOAD_PLANNER, is_coordinator, id),
+        "reader calls": due_calls(READER, is_coordinator, id),
         "place": Of([True] if id else []),
         "plans handed on": Of([True, True]),
         "each value once": Of(True),
         "each part resolved once": Of(True),
         "each part committed once": Of(True),
-        "plans": Of([members, members] if leads else []),
+        "plans": Of([members, members] if is_coordinator else []),
     }
 
 
 @trip_law(
     "complete",
     source=f"{DOCS}, StorageWriter.finish: marks the current checkpoint as successful; save returns its metadata",
-    holds="mesh=2 x=5x2:S(0) a=4:R",
+    control="mesh=2 x=5x2:S(0) a=4:R",
     texts=COMPLETE,
 )
 def complete(
     state: Saved,
-    blank: Annotated[dict[str, Any], StateField("save", plain=True, blank="poison")],
+    destination: Annotated[dict[str, Any], StateField("save", plain=True, fill="poison")],
     writer: Writer,
     reader: Reader,
     planner: SavePlanner,
     folder: Folder,
 ):
-    """Once a save has returned on a rank, that rank finds the whole checkpoint, whatever the others do meanwhile."""
+    """Once a save has returned on a rank, the checkpoint loads there, whatever other ranks do meanwhile."""
     save(state, writer(folder), planner)
-    return {"loaded": load(blank, reader(folder), no_dist=True)}
+    return {"loaded": load(destination, reader(folder), no_dist=True)}
 
 
 @complete.due
-def _(blank):
-    return {"loaded": blank}
+def _(destination):
+    return {"loaded": destination}

@@ -1,8 +1,8 @@
-"""The law on safetensors whose tensors are quantized: a reader of torch gives them dequantized.
+"""The law on torch's reader of quantized safetensors, which dequantizes.
 
-``form=blocks``  a matrix ``w`` of codes, of which each square of ``block`` rows and columns has its own scale in ``s``
-``form=mxfp4``   as the OCP microscaling formats have it: ``w`` holds two codes of four bits a byte, the lower bits
-first, in groups along its last dim, and ``s`` the exponent of each group
+``form=blocks``  a matrix ``w`` of codes, with a scale in ``s`` for each block of ``block`` rows and columns
+``form=mxfp4``   an OCP microscaling format: ``w`` has two codes of four bits a byte, the lower bits first, in groups
+                 along its last dim, and ``s`` the exponent of each group
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Global
 from shardlaw.conformance.law.fields import Folder, Placements, Rank
 from shardlaw.conformance.laws.checkpoint.calls import load
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES
-from shardlaw.conformance.laws.roundtrip.options import need
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES
+from shardlaw.conformance.laws.roundtrip.options import require_package
 from shardlaw.reference.layout import Layout
 
-# of "mxfp4-head" only as many elements of the last dim are asked for as there are groups: all that torch reads of it
+# "mxfp4-head" compares as many elements of the last dim as there are groups, which is all that torch reads
 Form = Literal["blocks", "mxfp4", "mxfp4-head"]
 Codes = Literal["float8_e4m3fn", "float8_e5m2", "int8"]
 POISON = 113.0
-BIAS = 120  # of the exponents in a file that a case gives: those of E8M0 are counted from 127
-SPELLED = {
+BIAS = 120  # from the exponents of a case to those in the file; those of E8M0 have a bias of 127
+DTYPE_NAMES = {
     torch.float32: "F32",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
@@ -59,25 +59,25 @@ QUANTIZED = (
 )
 
 
-def in_safetensors(tensors: dict[str, torch.Tensor]) -> bytes:
-    """The file of tensors that the format safetensors describes: how long the header is, the header, the elements."""
+def encode_safetensors(tensors: dict[str, torch.Tensor]) -> bytes:
+    """Tensors in the format safetensors: the length of the header, the header, the elements."""
     header, data = {}, b""
     for name, tensor in tensors.items():
         elements = bytes(tensor.flatten().view(torch.uint8).tolist())
         ends = [len(data), len(data) + len(elements)]
-        header[name] = {"dtype": SPELLED[tensor.dtype], "shape": [*tensor.shape], "data_offsets": ends}
+        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": ends}
         data += elements
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data
 
 
-def put(folder: str, files: list[dict[str, torch.Tensor]]) -> None:
-    """Write tensors as safetensors, with the index that says in which file each is."""
-    where: dict[str, str] = {}
+def write_safetensors(folder: str, files: list[dict[str, torch.Tensor]]) -> None:
+    """Write files of safetensors, and their index."""
+    weight_map: dict[str, str] = {}
     for at, tensors in enumerate(files):
-        Path(folder, f"{at}.safetensors").write_bytes(in_safetensors(tensors))
-        where |= dict.fromkeys(tensors, f"{at}.safetensors")
-    index = {"metadata": {}, "weight_map": where}
+        Path(folder, f"{at}.safetensors").write_bytes(encode_safetensors(tensors))
+        weight_map |= dict.fromkeys(tensors, f"{at}.safetensors")
+    index = {"metadata": {}, "weight_map": weight_map}
     Path(folder, "model.safetensors.index.json").write_text(json.dumps(index))
 
 
@@ -88,7 +88,7 @@ def put(folder: str, files: list[dict[str, torch.Tensor]]) -> None:
     control="mesh=2 w=5x6:-:float32:small s=3x3:-:float32:small to=S(0) block=2",
     sweep=texts(*QUANTIZED),
     sweeps=len(QUANTIZED),
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
     smallest=1,
 )
 def quantized(
@@ -105,17 +105,17 @@ def quantized(
     dtype: torch.dtype = torch.float32,
     threads: int = 1,
 ):
-    """Read from a file in which it is quantized, a tensor is on every rank its part of the dequantized one, wherever
-    that is cut; a tensor beside it that is not quantized is read as it is."""
-    name, of_scales = NAMES[form]
+    """A load of a quantized tensor gives every rank its part of the dequantized one, with any layout; other tensors in
+    the file load unchanged."""
+    name, scales_name = NAMES[form]
     size = [*w.shape] if form == "blocks" else [*w.shape[:2], w.shape[2] * w.shape[3] * 2]
     if rank == 0:
         first = {name: w.to(getattr(torch, codes)) if form == "blocks" else w, "a.bias": s.flatten()}
-        second = {of_scales: s if form == "blocks" else s + BIAS}
-        put(folder, [first, second] if files == "two" else [first | second])
+        second = {scales_name: s if form == "blocks" else s + BIAS}
+        write_safetensors(folder, [first, second] if files == "two" else [first | second])
     dist.barrier()
-    blank = full(size, POISON, dtype=dtype, device_mesh=mesh, placements=to)
-    state = {name: blank, "a.bias": torch.full([s.numel()], POISON).to(s)}
+    destination = full(size, POISON, dtype=dtype, device_mesh=mesh, placements=to)
+    state = {name: destination, "a.bias": torch.full([s.numel()], POISON).to(s)}
     reader = QuantizedHuggingFaceStorageReader(folder, thread_count=threads, target_dtype=dtype, block_size=block)
     loaded = load(state, reader)
     if form == "mxfp4-head":
@@ -123,25 +123,25 @@ def quantized(
     return {"dequantized": loaded[name], "beside": loaded["a.bias"]}
 
 
-def value_of_fp4(code: int) -> float:
-    """The number that four bits say: a sign, two bits of an exponent, one of a mantissa."""
+def decode_fp4(code: int) -> float:
+    """The value of four bits: a sign, two bits of an exponent, one of a mantissa."""
     exponent, mantissa = code >> 1 & 3, code & 1
-    size = (1 + mantissa / 2) * 2.0 ** (exponent - 1) if exponent else mantissa / 2
-    return -size if code >> 3 else size
+    magnitude = (1 + mantissa / 2) * 2.0 ** (exponent - 1) if exponent else mantissa / 2
+    return -magnitude if code >> 3 else magnitude
 
 
 @quantized.due
 def _(w: torch.Tensor, s: torch.Tensor, mesh, to, form="blocks", block=128, dtype=torch.float32):
-    need("safetensors")
+    require_package("safetensors")
     if form == "blocks":
         scales = s.repeat_interleave(block, 0).repeat_interleave(block, 1)[: w.shape[0], : w.shape[1]]
-        whole = w * scales
+        dequantized = w * scales
     else:
-        numbers = torch.tensor([value_of_fp4(code) for code in range(16)])
+        values = torch.tensor([decode_fp4(code) for code in range(16)])
         pairs = torch.stack([w % 16, w // 16], -1).long()
-        scaled = numbers[pairs] * 2.0 ** (s.to(torch.float32) + BIAS - 127)[..., None, None]
-        whole = scaled.flatten(2)
-    whole = whole.to(dtype)
+        scaled = values[pairs] * 2.0 ** (s.to(torch.float32) + BIAS - 127)[..., None, None]
+        dequantized = scaled.flatten(2)
+    dequantized = dequantized.to(dtype)
     if form == "mxfp4-head":
-        return {"dequantized": whole[..., : w.shape[2]], "beside": s.flatten()}
-    return {"dequantized": Global(whole, Layout(tuple(whole.shape), mesh, to)), "beside": s.flatten()}
+        return {"dequantized": dequantized[..., : w.shape[2]], "beside": s.flatten()}
+    return {"dequantized": Global(dequantized, Layout(tuple(dequantized.shape), mesh, to)), "beside": s.flatten()}

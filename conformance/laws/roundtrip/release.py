@@ -1,8 +1,8 @@
 """Laws on checkpoints that another release of torch has saved.
 
-``gold`` names such a checkpoint: a folder of files, packed, one of each for every release of :data:`RELEASES`. The
-other fields of a case say what was saved, in the notation of :mod:`shardlaw.conformance.laws.checkpoint.trip`, and what
-it is loaded into. ``python -m benchmarks.gold --save`` makes those of the torch at hand.
+``gold`` names such a checkpoint, a zip file for every release of :data:`RELEASES`. The other fields of a case are those
+of :mod:`shardlaw.conformance.laws.checkpoint.trip`. ``python -m benchmarks.gold --save`` writes the checkpoints of the
+installed torch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from shardlaw.conformance.law.due import Of, caught
 from shardlaw.conformance.law.fields import Field, Folder, Rank, ScriptArgument
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.checkpoint.calls import load
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Reader
-from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law, written
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, sweep_texts, trip_law
 from shardlaw.reference.checkpoint.state_dict import format_state, parse_state
 from shardlaw.reference.notation import NotationError
 
@@ -38,7 +38,7 @@ DOCS = "torch.distributed.checkpoint docs"
 RELEASES = ("2.11", "2.13", "2.14", "2.15")
 FOLDER = Path(__file__).parent / "gold"
 
-# what each gold checkpoint holds, as the fields of a save, and what it is loaded into otherwise
+# the fields of the save of each gold checkpoint, and those of further loads
 GOLD: dict[str, tuple[str, tuple[str, ...]]] = {
     "values": (
         'mesh=2 state={n:1,f:0.5,s:"text",y:b"bytes",o:None,t:(1,2),l:[1,{k:True}],d:{e:{},i:{j:"deep"}}}',
@@ -84,7 +84,7 @@ TEXTS = tuple(f"{saved} {more} gold={name}" for name, (saved, into) in GOLD.item
 
 
 class GoldField(Field):
-    """The files of a checkpoint that the release of the law has saved, packed."""
+    """The zip file of a checkpoint that the release of the law has saved."""
 
     takes = f"one of {', '.join(GOLD)}"
     always = True
@@ -104,57 +104,53 @@ class GoldField(Field):
         return ScriptArgument(f"base64.b64decode(\n{lines}\n)", imports=("import base64",))
 
 
-def unpacked(gold: bytes, folder: str) -> str:
-    """The folder in which the files lie now."""
+def unpack(gold: bytes, folder: str) -> str:
+    """Extract the files into ``folder`` and return it."""
     with zipfile.ZipFile(io.BytesIO(gold)) as files:
         files.extractall(folder)
     return folder
 
 
-class Noting(pickle.Unpickler):
-    """Reads objects, and notes the records of which more fields were saved than there are today, or fewer."""
+class FieldCheckingUnpickler(pickle.Unpickler):
+    """Reads objects, and records dataclasses whose number of saved fields differs from today's."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
         self.unread: list[str] = []
 
     def find_class(self, module: str, name: str) -> Any:
-        made, unread = super().find_class(module, name), self.unread
-        bases: tuple[Any, ...] = (made,)
-        if not dataclasses.is_dataclass(made) or not hasattr(made, "__setstate__"):
-            return made
+        cls, unread = super().find_class(module, name), self.unread
+        bases: tuple[Any, ...] = (cls,)
+        if not dataclasses.is_dataclass(cls) or not hasattr(cls, "__setstate__"):
+            return cls
 
         def restore(self: Any, state: Any) -> None:
             try:
-                made.__setstate__(self, state)
+                cls.__setstate__(self, state)
             except Exception as error:
-                known = [field.name for field in dataclasses.fields(made)]
+                known = [field.name for field in dataclasses.fields(cls)]
                 unread.append(f"{name} has the fields {', '.join(known)}, and {len(state)} were saved: {error}")
 
         return type(name, bases, {"__setstate__": restore})
 
 
 def unread_fields(file: str) -> list[str]:
-    """The records in a file of metadata that the installed torch cannot read, each once."""
+    """The dataclasses in a metadata file that the installed torch cannot read, each once."""
     with open(file, "rb") as stream:
-        noting = Noting(stream)
+        unpickler = FieldCheckingUnpickler(stream)
         try:
-            noting.load()
-        except (AttributeError, ImportError) as error:  # a class that is there no longer
-            noting.unread.append(str(error))
-    return sorted({*noting.unread})
+            unpickler.load()
+        except (AttributeError, ImportError) as error:  # the class no longer exists
+            unpickler.unread.append(str(error))
+    return sorted({*unpickler.unread})
 
 
-def released(state: Blank, reader: Reader, gold: Annotated[bytes, GoldField()], rank: Rank, folder: Folder):
-    place = unpacked(gold, os.path.join(folder, str(rank)))
+def load_gold(state: Destination, reader: Reader, gold: Annotated[bytes, GoldField()], rank: Rank, folder: Folder):
+    path = unpack(gold, os.path.join(folder, str(rank)))
     return {
-        "unread": unread_fields(os.path.join(place, ".metadata")),
-        "loaded": caught(lambda: load(state, reader(place))),
+        "unread": unread_fields(os.path.join(path, ".metadata")),
+        "loaded": caught(lambda: load(state, reader(path))),
     }
-
-
-def due_released(state):
-    return {"unread": Of([]), "loaded": state}
 
 
 def narrow(case: Case) -> SearchStrategy[Case]:
@@ -163,28 +159,28 @@ def narrow(case: Case) -> SearchStrategy[Case]:
     @st.composite
     def smaller(draw: st.DrawFn) -> Case:
         names = [name for name, _ in case.fields if len(name) == 1]
-        state = parse_state(case.get("into", case.get("state", f"{{{','.join(f'{one}:{one}' for one in names)}}}")))
-        kept = [key for key in state if draw(st.booleans())] or list(state)[:1]
-        return case.with_fields(into=format_state({key: state[key] for key in kept}))
+        state = parse_state(case.get("into", case.get("state", f"{{{','.join(f'{name}:{name}' for name in names)}}}")))
+        keys = [key for key in state if draw(st.booleans())] or list(state)[:1]
+        return case.with_fields(into=format_state({key: state[key] for key in keys}))
 
     return smaller()
 
 
-def law_of_release(release: str) -> Law:
-    made = trip_law(
+def release_law(release: str) -> Law:
+    law = trip_law(
         f"release[{release}]",
-        clause=f"A checkpoint that torch {release} has saved is loaded bit by bit, into any layout.",
+        clause=f"A checkpoint saved by torch {release} loads bit by bit into any layout.",
         source=f"{DOCS}, load; torch.distributed.checkpoint.metadata.Metadata: backward compatibility of the metadata",
-        holds=f"{GOLD['values'][0]} gold=values",
+        control=f"{GOLD['values'][0]} gold=values",
         texts=TEXTS,
-        sweeps=len(written(*TEXTS)(Limits())),
+        sweeps=len(sweep_texts(*TEXTS)(Limits())),
         narrow=narrow,
-        stages=lambda case: worlds(case)[1:],
-        needs=IN_FILES,
+        stages=lambda case: world_sizes(case)[1:],
+        needs=NEEDS_FILES,
         weight=0.5,
-    )(released)
-    made.due(due_released)
-    return made
+    )(load_gold)
+    law.due(lambda state: {"unread": Of([]), "loaded": state})
+    return law
 
 
-LAWS = [law_of_release(release) for release in RELEASES]
+LAWS = [release_law(release) for release in RELEASES]

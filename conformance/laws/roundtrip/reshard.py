@@ -1,11 +1,8 @@
-"""Laws of checkpoints that are saved and loaded: with one layout in a world of one size, with another in a world of
-another.
+"""Laws on checkpoints saved with one layout in one world, and loaded with another layout in a world of another size.
 
-Every case runs in two worlds, one after the other, that share a folder and nothing else. The destination is poisoned
-first, and what arrives is judged bit by bit on every rank. How a case is read is in
-:mod:`shardlaw.conformance.laws.checkpoint.trip`, how it becomes states in
-:mod:`shardlaw.conformance.laws.checkpoint.fields`. Here stand the laws on layouts; those on shards of any kind, models,
-states, storage, saves that follow one another, and other ways in and out have rooms of their own beside this one.
+Every case runs in two worlds, one after the other, that share only a folder. The destination is poisoned before the
+load, and compared bit by bit on every rank. :mod:`shardlaw.conformance.laws.checkpoint.trip` reads a case, and
+:mod:`shardlaw.conformance.laws.checkpoint.fields` builds its states.
 """
 
 from __future__ import annotations
@@ -24,10 +21,10 @@ from shardlaw.conformance.law.due import Either, Of
 from shardlaw.conformance.law.features.feature_lines import LINES
 from shardlaw.conformance.law.fields import Folder, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.checkpoint.calls import failure, load, save
-from shardlaw.conformance.laws.checkpoint.fields import Blank, InFiles, Reader, Saved, StateField, Writer
-from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import after_save, round_trip, trip_law, trips
+from shardlaw.conformance.laws.checkpoint.calls import caught_failure, load, save
+from shardlaw.conformance.laws.checkpoint.fields import Destination, InFiles, Reader, Saved, StateField, Writer
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
+from shardlaw.conformance.laws.roundtrip.cases import after_save, due_loaded, due_source, round_trip, trip_law, trips
 
 DOCS = "torch.distributed.checkpoint docs"
 
@@ -75,8 +72,8 @@ VIEWS = (
     "mesh=2 x=5x6:-:float32:distinct:sliced to.x=S(0) a=6:S(0):float32:distinct:expanded to.a=- memory=sliced",
     "mesh=2 x=64x64:S(0):float64:distinct:sliced a=999:-:int64:distinct:sliced to.x=S(1) memory=transposed",
 )
-ENVELOPE = 4096  # bytes that a stored tensor may have beside its elements
-# integers whose bits are those of floats, NaN of any payload and zeros of both signs among them
+MAX_OVERHEAD = 4096  # bytes of a stored tensor beyond its elements
+# integers whose bits are reinterpreted as floats: NaN of any payload and zeros of both signs among them
 BITS = (
     "mesh=2 mesh.load=3 x=9x3:S(0):int32:edges to.x=S(1) a=5:R:int32:wide as=float32",
     "mesh=2 x=13:S(0):int16:edges a=4x3:-:int16:wide as=float16",
@@ -86,8 +83,8 @@ BITS = (
     "mesh=2 x=9x2:S(0):int64:edges to.x=S(1) as=float64",
     "mesh=2 mesh.load=3 x=13:S(0):complex128:edges to.x=R as=complex128",
 )
-# each with the dtype of its bits, and what these count as
-OF_BITS = (
+# dtypes of tensors, and the dtypes as which their bits are saved
+REINTERPRETED = (
     ("int16", "float16"),
     ("int8", "float8_e4m3fn"),
     ("int64", "complex64"),
@@ -104,7 +101,7 @@ BITS_BY_LAYOUT = (
     "mesh=2 mesh.load=2x2x2 x=4x7:S(0):{of}:edges a=3x3:-:{of}:wide to.x=S(1),S(0),S(1) to.a=R,S(0),R",
     "mesh=2x2x2@7,3,5,1,6,2,4,0 mesh.load=5 x=6x4:S(1),R,S(0):{of}:edges a=9:S(0),S(0),R:{of}:wide to.x=S(0) to.a=S(0)",
 )
-ALL_BITS = BITS + tuple(f"{line.format(of=of)} as={as_}" for of, as_ in OF_BITS for line in BITS_BY_LAYOUT)
+ALL_BITS = BITS + tuple(f"{line.format(of=of)} as={as_}" for of, as_ in REINTERPRETED for line in BITS_BY_LAYOUT)
 META = (
     "mesh=2 mesh.load=3 x=5x6:S(0) to.x=S(1) a=7:S(0):int64 to.a=S(0) b=():R:float64 to.b=R",
     "mesh=2x2 mesh.load=2 x=5x3:S(0),S(1) to.x=S(0) a=4:-:bool to.a=- b=3:R,R:bfloat16 to.b=S(0)",
@@ -120,15 +117,15 @@ def draw_strided(limits: Limits) -> SearchStrategy[Case]:
 @trip_law(
     "strided",
     source="torch.distributed.tensor docs, _StridedShard; LoadPlan: read items cover the destination",
-    holds="mesh=2x2 mesh.load=2 x=8:_S(0,2),S(0) to.x=S(0)",
+    control="mesh=2x2 mesh.load=2 x=8:_S(0,2),S(0) to.x=S(0)",
     texts=STRIDED,
     draw=draw_strided,
     draws=4,
-    stages=worlds,
+    stages=world_sizes,
 )
 def strided(state: Saved, writer: Writer, folder: Folder):
-    """A strided shard either comes back with exactly the elements that it owns, or is refused on all ranks."""
-    if failure(lambda: save(state, writer(folder))):
+    """A DTensor with a strided shard is loaded with the saved elements, or refused on all ranks."""
+    if caught_failure(lambda: save(state, writer(folder))):
         open(os.path.join(folder, "refused"), "w").close()
     return {}
 
@@ -137,8 +134,8 @@ strided.due(lambda: {})
 
 
 @strided.then
-def _(state: Blank, reader: Reader, folder: Folder):
-    refused = os.path.exists(os.path.join(folder, "refused")) or failure(lambda: load(state, reader(folder)))
+def _(state: Destination, reader: Reader, folder: Folder):
+    refused = os.path.exists(os.path.join(folder, "refused")) or caught_failure(lambda: load(state, reader(folder)))
     return {"loaded": "refused" if refused else state}
 
 
@@ -154,47 +151,47 @@ def draw_views(limits: Limits) -> SearchStrategy[Case]:
     return trips(limits, tensors=2, memories=("sliced", "transposed", "expanded", "plain"), extra=extra)
 
 
-def between(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements that lie in the memory of the (local) tensor and are none of its own."""
+def gap_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in the storage of a tensor, or of its local tensor, that are not elements of the tensor."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     memory = torch.empty(0, dtype=local.dtype, device=local.device).set_(local.untyped_storage())
     own = torch.arange(len(memory)).as_strided(local.shape, local.stride(), local.storage_offset()).flatten()
-    hidden = torch.ones(len(memory), dtype=torch.bool)
-    hidden[own] = False
-    return memory[hidden.to(local.device)]
+    in_gaps = torch.ones(len(memory), dtype=torch.bool)
+    in_gaps[own] = False
+    return memory[in_gaps.to(local.device)]
 
 
-def stored_in_more(metadata: Any) -> list[str]:
-    """The tensors of which something takes more room in storage than its elements and an envelope."""
-    found = []
+def oversized_tensors(metadata: Any) -> list[str]:
+    """The tensors of which a stored chunk is larger than its elements and :data:`MAX_OVERHEAD`."""
+    names = []
     for index, info in metadata.storage_data.items():
         leaf = metadata.state_dict_metadata[index.fqn]
         sizes = [chunk.sizes.numel() for chunk in leaf.chunks if chunk.offsets == index.offset]
-        if info.length > max(sizes) * leaf.properties.dtype.itemsize + ENVELOPE:
-            found.append(index.fqn)
-    return sorted(found)
+        if info.length > max(sizes) * leaf.properties.dtype.itemsize + MAX_OVERHEAD:
+            names.append(index.fqn)
+    return sorted(names)
 
 
 @after_save(
     "views",
     source=f"{DOCS}, StorageWriter.write_data: of a view only the projection is saved; tensors need not be contiguous",
-    holds="mesh=2 x=5x6:S(0):float32:distinct:sliced memory=sliced",
+    control="mesh=2 x=5x6:S(0):float32:distinct:sliced memory=sliced",
     texts=VIEWS,
     draw=draw_views,
     draws=6,
 )
-def views(state: Blank, reader: Reader, in_files: InFiles, folder: Folder):
-    """Tensors that are not contiguous are saved, without the memory between their elements, and loaded in place; what
-    lies between stays as it is."""
-    before = {name: (tensor, between(tensor)) for name, tensor in state.items()}
+def views(state: Destination, reader: Reader, in_files: InFiles, folder: Folder):
+    """Tensors that are not contiguous are saved without the memory between their elements, and loaded in place; that
+    memory does not change."""
+    before = {name: (tensor, gap_elements(tensor)) for name, tensor in state.items()}
     load(state, reader(folder))
     others = [name for name, (tensor, _) in before.items() if state[name] is not tensor]
-    spoilt = [name for name, (tensor, memory) in before.items() if not torch.equal(between(tensor), memory)]
-    larger = stored_in_more(reader(folder).read_metadata()) if in_files else []
+    overwritten = [name for name, (tensor, memory) in before.items() if not torch.equal(gap_elements(tensor), memory)]
+    larger = oversized_tensors(reader(folder).read_metadata()) if in_files else []
     return {
         "loaded": state,
         "other tensors": others,
-        "changed between the elements": spoilt,
+        "changed between the elements": overwritten,
         "stored with more": larger,
     }
 
@@ -212,22 +209,22 @@ def _(state):
 @after_save(
     "meta",
     source=f"{DOCS}, load; DefaultLoadPlanner.set_up_planner initialises meta tensors",
-    holds="mesh=2 x=5x2:S(0)",
+    control="mesh=2 x=5x2:S(0)",
     texts=META,
 )
-def meta(state: Annotated[dict[str, Any], StateField("load", blank="meta")], reader: Reader, folder: Folder):
-    """A destination on the meta device is given memory of its layout and filled; it claims the strides that it had."""
-    before = claimed(state)
+def meta(state: Annotated[dict[str, Any], StateField("load", fill="meta")], reader: Reader, folder: Folder):
+    """A destination on the meta device gets memory and the saved elements, and keeps its layout and strides."""
+    before = list_strides(state)
     loaded = load(state, reader(folder))
-    return {"loaded": loaded, "strides as before": claimed(loaded) == before}
+    return {"loaded": loaded, "strides as before": list_strides(loaded) == before}
 
 
-def claimed(value: Any) -> list[tuple[int, ...]]:
-    """The strides that the tensors in a state claim."""
+def list_strides(value: Any) -> list[tuple[int, ...]]:
+    """The strides of the tensors in a state."""
     if isinstance(value, torch.Tensor):
         return [value.stride()]
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [stride for entry in inside for stride in claimed(entry)]
+    return [stride for entry in inside for stride in list_strides(entry)]
 
 
 @meta.due
@@ -236,20 +233,20 @@ def _(state):
 
 
 def sweep_bits(limits: Limits) -> Sequence[Case]:
-    """What travels through files needs no backend that carries its dtype."""
-    return [case for text in ALL_BITS if max(worlds(case := Case.parse(f"- {text}"))) <= limits.most]
+    """All cases that have few enough ranks: a checkpoint needs no backend that supports the dtype."""
+    return [case for text in ALL_BITS if max(world_sizes(case := Case.parse(f"- {text}"))) <= limits.most]
 
 
-def as_floats(state, dtype):
-    """The same tensors, whose bits count as those of another dtype, in the same memory."""
+def view_as(state, dtype):
+    """The same tensors viewed as another dtype, in the same memory."""
 
-    def floats(value):
+    def view(value):
         if not isinstance(value, DTensor):
             return value.view(dtype)
-        how: dict[str, Any] = {"run_check": False, "shape": value.shape, "stride": value.stride()}
-        return DTensor.from_local(value.to_local().view(dtype), value.device_mesh, value.placements, **how)
+        options: dict[str, Any] = {"run_check": False, "shape": value.shape, "stride": value.stride()}
+        return DTensor.from_local(value.to_local().view(dtype), value.device_mesh, value.placements, **options)
 
-    return {key: floats(value) for key, value in state.items()}
+    return {key: view(value) for key, value in state.items()}
 
 
 FLOATS = ("float32", "float16", "bfloat16", "float8_e4m3fn", "complex64", "float64", "complex128")
@@ -259,37 +256,37 @@ AsDtype = Annotated[Any, WordField(FLOATS)]
 @trip_law(
     "bits",
     source=f"{DOCS}: a checkpoint holds what was saved",
-    holds="mesh=2 x=13:S(0):int16:edges as=float16",
+    control="mesh=2 x=13:S(0):int16:edges as=float16",
     texts=ALL_BITS,
     sweep=sweep_bits,
     features=lambda case: {"nan"} | ({f"dtype:{case.get('as')}"} & {*LINES["dtypes"]}),
-    stages=worlds,
+    stages=world_sizes,
 )
 def bits(state: Saved, as_: AsDtype, writer: Writer, folder: Folder):
-    """What is saved comes back bit by bit, whatever its dtype: any NaN, zeros of both signs, denormals."""
-    save(as_floats(state, getattr(torch, as_)), writer(folder))
+    """A load gives every bit that was saved, of every dtype: any NaN, zeros of both signs, denormals."""
+    save(view_as(state, getattr(torch, as_)), writer(folder))
     return {"source": state}
 
 
-bits.due(lambda state: {"source": state})
+bits.due(due_source)
 
 
 @bits.then
-def _(state: Blank, as_: AsDtype, reader: Reader, folder: Folder):
-    load(as_floats(state, getattr(torch, as_)), reader(folder))
+def _(state: Destination, as_: AsDtype, reader: Reader, folder: Folder):
+    load(view_as(state, getattr(torch, as_)), reader(folder))
     return {"loaded": state}
 
 
-bits.due(lambda state: {"loaded": state})
+bits.due(due_loaded)
 
 
 LAWS = (
     round_trip(
         "dtensor",
-        clause="A DTensor saved with one layout in one world is the same, bit for bit, loaded with any other layout "
-        "in any other world.",
+        clause="A DTensor saved with one layout has the same bits when it is loaded with another layout in another "
+        "world.",
         source=f"{DOCS}: load-time resharding, which enables saving in one cluster topology and loading into another",
-        holds="mesh=2 mesh.load=3 x=5x6:S(0) to.x=S(1) a=7:S(0):int64 to.a=S(0)",
+        control="mesh=2 mesh.load=3 x=5x6:S(0) to.x=S(1) a=7:S(0):int64 to.a=S(0)",
         texts=LAYOUTS,
         sweeps=8,
         draw=lambda limits: trips(limits, plain=False),
@@ -298,18 +295,18 @@ LAWS = (
     ),
     round_trip(
         "plain",
-        clause="What was saved as a plain tensor loads as a DTensor of any layout, and the other way round.",
+        clause="A saved plain tensor loads into a DTensor of any layout, and a saved DTensor into a plain tensor.",
         source=f"{DOCS}, load: regular tensors, DTensor, ShardedTensor",
-        holds="mesh=2 x=5x2:- to.x=S(0) a=4:S(0) to.a=-",
+        control="mesh=2 x=5x2:- to.x=S(0) a=4:S(0) to.a=-",
         texts=PLAIN,
         draw=trips,
         draws=6,
     ),
     round_trip(
         "dtype",
-        clause="The dtype of the destination decides: what is loaded is the saved value converted to it.",
+        clause="A load converts the saved elements to the dtype of the destination.",
         source=f"{DOCS}, LoadPlanner.commit_tensor: the loaded tensor is copied into the destination",
-        holds="mesh=2 x=5:S(0) dtype=int64",
+        control="mesh=2 x=5:S(0) dtype=int64",
         texts=DTYPES,
         sweeps=4,
     ),

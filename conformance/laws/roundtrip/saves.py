@@ -1,9 +1,10 @@
-"""Laws on saves that follow one another or run in the background: overwriting, plans that are kept, staging."""
+"""Laws on several saves and on asynchronous saves: overwriting, cached plans, staging."""
 
 from __future__ import annotations
 
 import threading
 import uuid
+from collections import deque
 from concurrent.futures import wait
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -16,12 +17,20 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Word
-from shardlaw.conformance.laws.checkpoint.calls import App, CheckpointFailed, finish, load, poison, save, told_plainly
+from shardlaw.conformance.laws.checkpoint.calls import (
+    CheckpointFailed,
+    convert_failures,
+    load,
+    poison,
+    save,
+    wait_for_save,
+)
 from shardlaw.conformance.laws.checkpoint.fields import (
-    Blanks,
+    Destinations,
     Newer,
     Reader,
     Saved,
@@ -30,12 +39,12 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     Writer,
     WriterField,
 )
-from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import save_act, then_loaded, trip_law
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
+from shardlaw.conformance.laws.roundtrip.cases import add_load, due_loaded, due_source, save_act, trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
 DOCS = "torch.distributed.checkpoint docs"
-# how long a save waits at most for its turn, and how far the one that goes first is ahead
+# the longest wait of a save for its turn, and the head start of the first
 WAITING_SECONDS, AHEAD_SECONDS = 10, 0.2
 
 
@@ -45,7 +54,7 @@ OVERWRITE = (
     "mesh=2 x=5:S(0) a=4:R state={x:x,a:a,n:1} into={x:x}",
     "mesh=1 mesh.load=2 x=5:S(0) a=4:- to.x=R to.a=R",
 )
-KEPT = (
+REFUSED = (
     "mesh=2 x=5:S(0) a=4:R state={x:x,a:a,n:1}",
     "mesh=3 mesh.load=2 x=7:S(0):int64 a=4:- to.x=S(0)",
     "mesh=1 x=5x2:S(0)",
@@ -87,8 +96,8 @@ ASYNC = (
 )
 
 
-# two states of the same tensors, in the one order and in the other
-AT_ONCE = (
+# two states of the same tensors in two orders
+CONCURRENT = (
     "mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=two",
     "mesh=3 x=7:S(0) a=4x3:S(1) state={x:x,a:a,n:1} into={a:a,n:2,x:x} order=ab groups=two",
     "mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=one",
@@ -103,23 +112,21 @@ AT_ONCE = (
 
 
 def overwrite_worlds(case: Case) -> tuple[int, ...]:
-    save, load = worlds(case)
+    save, load = world_sizes(case)
     return save, load, save
 
 
 overwrite = trip_law(
     "overwrite",
-    clause="A checkpoint that is saved over another one, by another world with another layout, loads as the new one.",
+    clause="A checkpoint saved over one of another world with another layout loads as the new one.",
     source=f"{DOCS}, FileSystemWriter: overwrite",
-    holds="mesh=2 mesh.load=3 x=7:S(0) a=4:R",
+    control="mesh=2 mesh.load=3 x=7:S(0) a=4:R",
     texts=OVERWRITE,
     stages=overwrite_worlds,
 )(save_act)
 
 
-@overwrite.due
-def _(state):
-    return {"source": state}
+overwrite.due(due_source)
 
 
 @overwrite.then
@@ -128,54 +135,50 @@ def _(state: Annotated[dict[str, Any], StateField("load", newer=1)], writer: Wri
     return {"source": state}
 
 
-@overwrite.due
-def _(state):
-    return {"source": state}
+overwrite.due(due_source)
 
 
 @overwrite.then
 def _(
-    state: Annotated[dict[str, Any], StateField("save", tree="load", blank="poison", newer=1)],
+    state: Annotated[dict[str, Any], StateField("save", tree="load", fill="poison", newer=1)],
     reader: Reader,
     folder: Folder,
 ):
     return {"loaded": load(state, reader(folder))}
 
 
-@overwrite.due
-def _(state):
-    return {"loaded": state}
+overwrite.due(due_loaded)
 
 
 @trip_law(
     "again",
     source=f"{DOCS}, FileSystemWriter: overwrite; save: use_collectives",
-    holds="mesh=2 x=6:S(0) a=5:R to.x=R order=ab",
+    control="mesh=2 x=6:S(0) a=5:R to.x=R order=ab",
     texts=AGAIN,
 )
-def again(states: States, blanks: Blanks, writer: Writer, reader: Reader, folder: Folder, ways: Word = ""):
-    """In one world, each save over the last one is what the next load gets, whatever its layout."""
+def again(states: States, destinations: Destinations, writer: Writer, reader: Reader, folder: Folder, ways: Word = ""):
+    """After each save over the last one in the same world, a load gives the new state, whatever its layout."""
     loaded = []
-    for state, blank, way in zip(states, blanks, ways or "c" * len(states), strict=True):
+    for state, destination, way in zip(states, destinations, ways or "c" * len(states), strict=True):
         save(state, writer(folder), use_collectives=way != "a")
-        loaded.append(load(blank, reader(folder)))
+        loaded.append(load(destination, reader(folder)))
     return {"loaded": loaded}
 
 
 @again.due
-def _(blanks):
-    return {"loaded": blanks}
+def _(destinations):
+    return {"loaded": destinations}
 
 
 @trip_law(
     "refuses[overwrite]",
     source=f"{DOCS}, FileSystemWriter: overwrite",
-    holds="mesh=2 x=5:S(0) a=4:R",
-    texts=KEPT,
-    stages=worlds,
+    control="mesh=2 x=5:S(0) a=4:R",
+    texts=REFUSED,
+    stages=world_sizes,
     features=lambda case: {"must-refuse", "storage-option"},
 )
-def kept(
+def overwrite_refused(
     state: Saved,
     newer: Newer,
     writer: Writer,
@@ -183,94 +186,101 @@ def kept(
     folder: Folder,
     how: Word = "",
 ):
-    """A save over a checkpoint is refused on all ranks where the writer may not overwrite, and the checkpoint stays as
-    it is."""
+    """A save over a checkpoint with overwrite=False is refused on all ranks, and the checkpoint does not change."""
     save(state, writer(folder), use_collectives=how != "alone")
     return {"save": caught(lambda: save(newer, careful(folder), use_collectives=how != "alone"))}
 
 
-@kept.due
+@overwrite_refused.due
 def _(how):
-    # without collectives each rank gets the error of its own storage
+    # without collectives each rank raises the error of its own storage
     return {"save": Refused((Exception,) if how == "alone" else (CheckpointFailed,))}
 
 
-then_loaded(kept)
+add_load(overwrite_refused)
 
 
 @trip_law(
     "caching",
     source=f"{DOCS}, DefaultSavePlanner: enable_plan_caching; SavePlan.usable",
-    holds="mesh=2 x=6:S(0) a=3:R state={x:x} into={a:a} order=ab",
+    control="mesh=2 x=6:S(0) a=3:R state={x:x} into={a:a} order=ab",
     texts=CACHING,
 )
-def caching(states: States, blanks: Blanks, order: Word, writer: Writer, reader: Reader, folder: Folder):
-    """With enable_plan_caching every save holds what it was given, and what was just planned is not planned again."""
-    fresh = []
+def caching(states: States, destinations: Destinations, order: Word, writer: Writer, reader: Reader, folder: Folder):
+    """With enable_plan_caching every save stores its own state, and a state like the last one is not planned again."""
+    is_planned = []
 
-    class Keeping(DefaultSavePlanner):
+    class Caching(DefaultSavePlanner):
         def create_local_plan(self) -> SavePlan:
             plan = super().create_local_plan()
-            fresh.append(plan.usable)
+            is_planned.append(plan.usable)
             return plan
 
-    # plans are kept by the name of the planner's class: one of this case alone
-    Keeping.__name__ = f"Keeping{uuid.uuid4().hex}"
+    # the cache of plans is keyed by the name of the planner's class
+    Caching.__name__ = f"Caching{uuid.uuid4().hex}"
     for at, state in enumerate(states):
-        save(state, writer(f"{folder}/{at}"), Keeping(enable_plan_caching=True))
-    again = [at for at, (before, which) in enumerate(pairwise(order), 1) if which == before and fresh[at]]
-    metadata = [reader(f"{folder}/{at}").read_metadata() for at in range(len(states))]
-    leaves = [one.state_dict_metadata for one in metadata]
-    tensors = [{name: leaf for name, leaf in one.items() if isinstance(leaf, TensorStorageMetadata)} for one in leaves]
+        save(state, writer(f"{folder}/{at}"), Caching(enable_plan_caching=True))
+    replanned = [at for at, (before, which) in enumerate(pairwise(order), 1) if which == before and is_planned[at]]
+    saved = [reader(f"{folder}/{at}").read_metadata() for at in range(len(states))]
     return {
-        "planned again": again,
-        "names": [sorted(one) for one in leaves],
-        "paths": [dict(one.planner_data) for one in metadata],
-        "dtypes": [{name: leaf.properties.dtype for name, leaf in one.items()} for one in tensors],
-        "loaded": [load(blank, reader(f"{folder}/{at}")) for at, blank in enumerate(blanks)],
+        "planned again": replanned,
+        "names": [sorted(metadata.state_dict_metadata) for metadata in saved],
+        "paths": [dict(metadata.planner_data) for metadata in saved],
+        "dtypes": [
+            {
+                name: leaf.properties.dtype
+                for name, leaf in metadata.state_dict_metadata.items()
+                if isinstance(leaf, TensorStorageMetadata)
+            }
+            for metadata in saved
+        ],
+        "loaded": [load(destination, reader(f"{folder}/{at}")) for at, destination in enumerate(destinations)],
     }
 
 
 @caching.due
 def _(states):
     leaves = [flatten(state.tree) for state in states]
-    ends = [state.end.specs for state in states]
+    dtypes = [
+        {name: state.end.specs[leaf.name].torch_dtype for name, (_, leaf) in flat.items() if isinstance(leaf, Slot)}
+        for state, flat in zip(states, leaves, strict=True)
+    ]
     return {
         "planned again": Of([]),
-        "names": Of([sorted(one) for one in leaves]),
-        "paths": Of([{name: path for name, (path, _) in one.items()} for one in leaves]),
-        "dtypes": Of(
-            [
-                {name: specs[leaf.name].torch_dtype for name, (_, leaf) in one.items() if isinstance(leaf, Slot)}
-                for one, specs in zip(leaves, ends, strict=True)
-            ]
-        ),
+        "names": Of([sorted(flat) for flat in leaves]),
+        "paths": Of([{name: path for name, (path, _) in flat.items()} for flat in leaves]),
+        "dtypes": Of(dtypes),
         "loaded": states,
     }
 
 
-def scramble(value: Any) -> None:
-    """Change every tensor of a state in place, and every dict and list."""
+def mutate(value: Any) -> None:
+    """Change a value in place: every tensor, and every mutable container and object."""
     if isinstance(value, torch.Tensor):
-        with torch.no_grad():
-            local = value.to_local() if hasattr(value, "to_local") else value
-            for shard in local.local_shards() if hasattr(local, "local_shards") else [local]:
-                own = getattr(shard, "tensor", shard)
-                own.copy_(poison(own))
-    elif isinstance(value, App):
-        scramble(value.state)
+        local = value.to_local() if hasattr(value, "to_local") else value
+        for shard in local.local_shards() if hasattr(local, "local_shards") else [local]:
+            base = compat.base_tensor(getattr(shard, "tensor", shard))
+            with torch.no_grad():
+                base.copy_(poison(base))
     elif isinstance(value, dict):
-        for entry in value.values():
-            scramble(entry)
+        mutate(tuple(value.values()))
         value["late"] = 1
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple | deque):
         for entry in value:
-            scramble(entry)
-        value.append("late")
+            mutate(entry)
+        if not isinstance(value, tuple):
+            value.append("late")
+    elif isinstance(value, set):
+        value.add("late")
+    elif isinstance(value, bytearray):
+        value.extend(b"late")
+    elif hasattr(value, "__dict__"):
+        for name in (*getattr(type(value), "__slots__", ()), *vars(value)):
+            mutate(getattr(value, name))
 
 
-def stager_of(name: str) -> Any:
-    """A stager of its own for an asynchronous save; ``None`` where the writer stages."""
+def make_stager(name: str) -> Any:
+    """A stager of an asynchronous save; ``None`` where the writer stages."""
     options = {
         "stager": StagingOptions(False, False, False, False),
         "shared": StagingOptions(False, True, False, False),
@@ -281,32 +291,32 @@ def stager_of(name: str) -> Any:
     return DefaultStager(options[name]) if name in options else None
 
 
-def of_cache(case: Case) -> dict[str, bool]:
+def cache_options(case: Case) -> dict[str, bool]:
     return {"cache_staged_state_dict": True} if case.get("async") == "cached" else {}
 
 
 @trip_law(
     "async",
     source=f"{DOCS}, async_save: de-stages the state_dict first; AsyncStager.stage",
-    holds="mesh=2 x=5:S(0) a=4:R async=writer",
+    control="mesh=2 x=5:S(0) a=4:R async=writer",
     texts=ASYNC,
     features=lambda case: {"staging-cache"} if case.get("async") == "cached" else set(),
-    stages=worlds,
+    stages=world_sizes,
 )
 def asynchronous(
-    state: Saved, newer: Newer, async_: Word, writer: Annotated[Any, WriterField(of_cache)], folder: Folder
+    state: Saved, newer: Newer, async_: Word, writer: Annotated[Any, WriterField(cache_options)], folder: Folder
 ):
-    """An asynchronous save holds the values of the moment at which it was called."""
-    stages, stager = writer(folder), stager_of(async_)
-    if async_ == "cached":  # the first of two saves through one cache: the second must not give its values
-        finish(dcp.async_save(newer, storage_writer=stages))
-    with told_plainly():
-        pending: Any = dcp.async_save(state, storage_writer=stages, async_stager=stager)
-    if async_ == "background":  # the values are those of the moment at which they are staged
+    """An asynchronous save stores the values that the state has when it is called."""
+    to, stager = writer(folder), make_stager(async_)
+    if async_ == "cached":  # a first save through the cache, whose values the second must not store
+        wait_for_save(dcp.async_save(newer, storage_writer=to))
+    with convert_failures():
+        pending: Any = dcp.async_save(state, storage_writer=to, async_stager=stager)
+    if async_ == "background":  # the save stores the values that the state has while it is staged
         pending.staging_completion.result()
         stager.synchronize_staging()
-    scramble(state)
-    metadata = finish(pending)
+    mutate(state)
+    metadata = wait_for_save(pending)
     if stager is not None:
         stager.close()
     return {"metadata given": isinstance(metadata, Metadata)}
@@ -317,21 +327,25 @@ def _():
     return {"metadata given": Of(True)}
 
 
-then_loaded(asynchronous)
+add_load(asynchronous)
 
 
 @trip_law(
     "at-once",
     source=f"{DOCS}, async_save: a Future that holds the Metadata of its save; process_group",
-    holds="mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=two",
-    texts=AT_ONCE,
+    control="mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=two",
+    texts=CONCURRENT,
     features=lambda case: {"async-save", "in-flight"},
 )
-def at_once(
-    states: States, blanks: Blanks, writer: Writer, reader: Reader, folder: Folder, groups: Literal["one", "two"]
+def concurrent(
+    states: States,
+    destinations: Destinations,
+    writer: Writer,
+    reader: Reader,
+    folder: Folder,
+    groups: Literal["one", "two"],
 ):
-    """Asynchronous saves that are under way at the same time each hold what they were given, in whatever order the
-    ranks get on with them."""
+    """Concurrent asynchronous saves each store their own state, in whatever order the ranks run them."""
 
     class Waiting(DefaultSavePlanner):
         def __init__(self):
@@ -343,21 +357,21 @@ def at_once(
             return super().create_local_plan()
 
     planners, pending = [Waiting() for _ in states], list[Any]()
-    apart = [dist.new_group() if groups == "two" else None for _ in states]
+    process_groups = [dist.new_group() if groups == "two" else None for _ in states]
     for at, state in enumerate(states):
         to = writer(f"{folder}/{at}")
-        pending.append(dcp.async_save(state, storage_writer=to, planner=planners[at], process_group=apart[at]))
-    # in one group the second begins when the first has ended: they race for it otherwise, and may hang
+        pending.append(dcp.async_save(state, storage_writer=to, planner=planners[at], process_group=process_groups[at]))
+    # in one group the second save begins when the first has ended: concurrent collectives of a group may hang
     ahead = AHEAD_SECONDS if groups == "two" else WAITING_SECONDS / 2
     turns = [*zip(planners, pending, strict=True)]
-    for planner, one in turns if dist.get_rank() % 2 else turns[::-1]:
+    for planner, future in turns if dist.get_rank() % 2 else turns[::-1]:
         planner.begin.set()
-        wait([one], ahead)
-    for one in pending:
-        finish(one)
-    return {"loaded": [load(blank, reader(f"{folder}/{at}")) for at, blank in enumerate(blanks)]}
+        wait([future], ahead)
+    for future in pending:
+        wait_for_save(future)
+    return {"loaded": [load(destination, reader(f"{folder}/{at}")) for at, destination in enumerate(destinations)]}
 
 
-@at_once.due
-def _(blanks):
-    return {"loaded": blanks}
+@concurrent.due
+def _(destinations):
+    return {"loaded": destinations}

@@ -1,5 +1,4 @@
-"""Laws on tensors that are saved from, and loaded into, shards that are no even chunks: local-shards wrappers and
-sharded tensors."""
+"""Laws on saves and loads of tensors with any boxes as shards: wrappers of local shards, and sharded tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import first_line, save
 from shardlaw.conformance.laws.checkpoint.fields import Saved, Writer
-from shardlaw.conformance.laws.roundtrip.cases import refused_by_name, round_trip, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import due_refusal, round_trip, trip_law
 from shardlaw.reference.placement import Shard
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import dtypes, shapes
@@ -25,22 +24,22 @@ DOCS = "torch.distributed.checkpoint docs"
 
 
 @st.composite
-def _cut(draw: st.DrawFn, extent: int, world: int, *, apart: bool) -> str:
-    """How a dim is handed out: sizes that add up to it, each with a rank; with ``apart``, no rank has two."""
+def _cut(draw: st.DrawFn, extent: int, world: int, *, single: bool) -> str:
+    """A cut of a dim into pairs of size and rank; with ``single`` no rank has two."""
     ranks = draw(st.permutations(range(world)))[: draw(st.integers(1, min(world, extent)))]
-    if not apart:
+    if not single:
         ranks += [draw(st.sampled_from(ranks)) for _ in range(draw(st.integers(0, min(2, extent - len(ranks)))))]
-    parts, left = [], extent
+    parts, rest = [], extent
     for at, rank in enumerate(ranks, 1):
-        size = left if at == len(ranks) else draw(st.integers(1, left - len(ranks) + at))
+        size = rest if at == len(ranks) else draw(st.integers(1, rest - len(ranks) + at))
         parts.append(f"{size}@{rank}")
-        left -= size
+        rest -= size
     return ",".join(parts)
 
 
-def _draws(holder: str, limits: Limits) -> SearchStrategy[Case]:
-    """A tensor that a holder has in any cut, at the save, at the load or at both; elsewhere it is a DTensor or
-    plain."""
+def holder_cases(holder: str, limits: Limits) -> SearchStrategy[Case]:
+    """Cases of a tensor in a holder with any cut at the save, the load or both, and a DTensor or plain at the other
+    end."""
     sizes = [size for size in (2, 2, 3, 4) if size <= limits.world_size] or [1]
 
     @st.composite
@@ -48,30 +47,30 @@ def _draws(holder: str, limits: Limits) -> SearchStrategy[Case]:
         shape = draw(shapes(min_dims=1, max_dims=2, min_size=1, max_size=7))
         save, load = draw(st.sampled_from(sizes)), draw(st.sampled_from(sizes))
         dim = draw(st.integers(0, len(shape) - 1))
-        # a wrapper puts shards side by side along the last dim only
-        apart = holder == "wrapper" and dim < len(shape) - 1
-        found: dict[str, Any] = {"mesh": save, "mesh__load": load if load != save else None}
-        found["x"] = TensorSpec(shape, (Shard(dim),), draw(dtypes(limits.dtypes)))
+        # a wrapper concatenates shards along the last dim only
+        single = holder == "wrapper" and dim < len(shape) - 1
+        values: dict[str, Any] = {"mesh": save, "mesh__load": load if load != save else None}
+        values["x"] = TensorSpec(shape, (Shard(dim),), draw(dtypes(limits.dtypes)))
         ends = draw(st.sampled_from(("save", "load", "both")))
         if ends != "load":
-            found |= {"held": holder, "cut": draw(_cut(shape[dim], save, apart=apart))}
+            values |= {"held": holder, "cut": draw(_cut(shape[dim], save, single=single))}
         if ends != "save":
-            found["held__load"] = holder
-            found["cut__load"] = draw(_cut(shape[dim], load, apart=apart))
+            values["held__load"] = holder
+            values["cut__load"] = draw(_cut(shape[dim], load, single=single))
         elif draw(st.integers(0, 3)):
-            found["to__x"] = draw(st.sampled_from(("R", "-", *(f"S({at})" for at in range(len(shape))))))
-        return fields(**found, seed=draw(st.integers(0, 9)) or None)
+            values["to__x"] = draw(st.sampled_from(("R", "-", *(f"S({at})" for at in range(len(shape))))))
+        return fields(**values, seed=draw(st.integers(0, 9)) or None)
 
     return case()
 
 
-def without_shards(case: Case) -> set[str]:
-    """Whether a rank loads into no shards at all."""
-    trip = t.read_trip(case)
-    held = trip.load.held and all(layout is not None for layout in map(trip.load.layout, t.tensor_names(case)))
-    ranks = range(trip.worlds[1])
-    none = held and any(not trip.load.boxes(name, rank) for name in t.tensor_names(case) for rank in ranks)
-    return {"shardless"} if none else set()
+def holder_features(case: Case) -> set[str]:
+    """``shardless`` where a rank has no shards of a tensor that is loaded into."""
+    trip, names = t.read_trip(case), t.tensor_names(case)
+    if not trip.load.holder or any(trip.load.layout(name) is None for name in names):
+        return set()
+    ranks = range(trip.world_sizes[1])
+    return {"shardless"} if any(not trip.load.boxes(name, rank) for name in names for rank in ranks) else set()
 
 
 WRAPPERS = (
@@ -108,43 +107,43 @@ HOLES = (
 @trip_law(
     "refuses[hole]",
     source=f"{DOCS}, SavePlanner.create_global_plan; the default planner validates its global plan",
-    holds="mesh=2 x=4x2:S(0) held=wrapper cut=1@0,2@1",
+    control="mesh=2 x=4x2:S(0) held=wrapper cut=1@0,2@1",
     texts=HOLES,
     features=lambda case: {"must-refuse"},
 )
 def hole(state: Saved, writer: Writer, folder: Folder):
-    """Shards that together do not tile their tensor are refused on all ranks when they are saved."""
+    """A save of shards that do not tile their tensor is refused on all ranks."""
     refused = caught(lambda: save(state, writer(folder)))
     return {"save": refused, "save message": "x" in first_line(refused)}
 
 
 @hole.due
 def _():
-    return refused_by_name("save", "x")
+    return due_refusal("save", "x")
 
 
 LAWS = (
     round_trip(
         "local-shards",
-        clause="Any shards of a DTensor, uneven, several a rank or none, are saved from and loaded into a wrapper "
-        "as what they are.",
+        clause="A DTensor around a wrapper of local shards, uneven, several on a rank or none, is saved and loaded bit "
+        "by bit.",
         source="torch.distributed.tensor, LocalShardsWrapper: __create_write_items__, __create_chunk_list__, "
         "__get_tensor_shard__",
-        holds="mesh=2 x=4x6:S(1) held=wrapper cut=1@0,2@0,1@1,2@1 to.x=S(0)",
+        control="mesh=2 x=4x6:S(1) held=wrapper cut=1@0,2@0,1@1,2@1 to.x=S(0)",
         texts=WRAPPERS,
-        draw=lambda limits: _draws("wrapper", limits),
+        draw=lambda limits: holder_cases("wrapper", limits),
         draws=10,
-        features=without_shards,
+        features=holder_features,
     ),
     round_trip(
         "sharded-tensor",
-        clause="A ShardedTensor, by chunks or by any shards, is saved and loaded as the boxes that it is, from and "
-        "into any other tensor.",
+        clause="A ShardedTensor with chunks or any boxes as shards loads from and into tensors of other layouts bit by "
+        "bit.",
         source=f"{DOCS}, save: ShardedTensor and DTensor, each rank saves its local shards",
-        holds="mesh=2 x=5x6:S(0) held=sharded to.x=S(1)",
+        control="mesh=2 x=5x6:S(0) held=sharded to.x=S(1)",
         texts=SHARDED,
-        draw=lambda limits: _draws("sharded", limits),
+        draw=lambda limits: holder_cases("sharded", limits),
         draws=10,
-        features=without_shards,
+        features=holder_features,
     ),
 )

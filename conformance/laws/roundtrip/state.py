@@ -1,5 +1,4 @@
-"""Laws on what a saved state may hold: values of every kind, objects with state, and what a load may leave out or must
-refuse."""
+"""Laws on the contents of states: values of every kind, stateful objects, partial loads, and refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.checkpoint.calls import App, first_line, load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import (
-    Blank,
+    Destination,
     PlannerField,
     Reader,
     Saved,
@@ -23,8 +22,8 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     StateField,
     Writer,
 )
-from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import after_save, refused_by_name, round_trip, trip_law, trips
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
+from shardlaw.conformance.laws.roundtrip.cases import after_save, due_refusal, due_source, round_trip, trip_law, trips
 from shardlaw.reference.checkpoint.state_dict import (
     FlattenError,
     Path,
@@ -56,7 +55,7 @@ KINDS = (
     "mesh=2 x=4:S(0) state={o:{0:{m:x,step:3}}}",
     "mesh=2 x=4:S(0) state={x:x,u:[1,{}]}",
 )
-# a checkpoint knows keys by their texts; a tensor is loaded in place, and so under the key that it has
+# a checkpoint stores keys as texts; a tensor is loaded in place, so its key keeps its type
 KEYS = (
     "mesh=2 x=4:S(0) y=3:R state={o:{3:{m:x},True:{m:y},None:x,(0,1):y,0.5:[x]}}",
     "mesh=2 mesh.load=3 x=5x2:S(0) y=7:R state={o:{-1:x,False:y,None:{w:x},(2,):{w:y},1.5:x}} to.x=S(1) to.y=S(0)",
@@ -145,16 +144,17 @@ REFUSED_SAVES = (
 )
 
 
-def states(limits: Limits, *, stateful: bool = False) -> SearchStrategy[Case]:
-    def fields(draw: st.DrawFn, names: list[str]) -> dict[str, object]:
-        drawn = state_dicts(names, stateful=stateful).filter(_without_empty_dicts)
-        return {"state": format_state(draw(drawn))}
+def state_cases(limits: Limits, *, stateful: bool = False) -> SearchStrategy[Case]:
+    """Cases with a state of up to two tensors."""
 
-    return trips(limits, tensors=2, plain=False, extra=fields)
+    def draw_state(draw: st.DrawFn, names: list[str]) -> dict[str, object]:
+        return {"state": format_state(draw(state_dicts(names, stateful=stateful).filter(_keeps_names)))}
+
+    return trips(limits, tensors=2, plain=False, extra=draw_state)
 
 
-def _without_empty_dicts(state: State) -> bool:
-    """Whether no leaf has another name once the empty dicts are gone; a written case has one that does."""
+def _keeps_names(state: State) -> bool:
+    """Whether all leaves have the same names without empty dicts; :data:`KINDS` has a state where they have not."""
     flat = flatten(state)
     return {*flatten(unflatten(flat))} == {*flat}
 
@@ -162,14 +162,14 @@ def _without_empty_dicts(state: State) -> bool:
 @after_save(
     "stateful",
     source=f"{LOAD}: for each Stateful object state_dict is called before, load_state_dict after the deserialization",
-    holds="mesh=2 x=4:S(0) state={a:stateful({w:x,n:3})}",
+    control="mesh=2 x=4:S(0) state={a:stateful({w:x,n:3})}",
     texts=STATEFUL,
-    draw=lambda limits: states(limits, stateful=True),
+    draw=lambda limits: state_cases(limits, stateful=True),
     draws=2,
 )
-def stateful(state: Blank, reader: Reader, folder: Folder):
-    """An object with state_dict and load_state_dict is saved by the one and loaded by the other, once, with what was
-    saved."""
+def stateful(state: Destination, reader: Reader, folder: Folder):
+    """A stateful object is saved through state_dict, and loaded through one call of load_state_dict with the saved
+    state."""
     apps = {key: value for key, value in state.items() if isinstance(value, App)}
     load(state, reader(folder))
     others = [key for key, app in apps.items() if state[key] is not app]
@@ -185,31 +185,31 @@ def _(state: Contents):
 @after_save(
     "subset",
     source=f"{DOCS}, DefaultLoadPlanner: allow_partial_load",
-    holds="mesh=2 x=5:S(0) y=3:R state={x:x,y:y} into={x:x}",
+    control="mesh=2 x=5:S(0) y=3:R state={x:x,y:y} into={x:x}",
     texts=SUBSET,
 )
 def subset(
-    state: Blank,
-    whole: Annotated[dict[str, Any], StateField("load", tree="save", blank="poison")],
+    state: Destination,
+    full: Annotated[dict[str, Any], StateField("load", tree="save", fill="poison")],
     reader: Reader,
     planner: Annotated[Any, PlannerField(saves=False, partial=True)],
     folder: Folder,
 ):
-    """A load fills what the destination names, ignores what else was saved, and in a partial load leaves alone what was
-    not; the next load can have all of it."""
-    return {"loaded": load(state, reader(folder), planner), "whole": load(whole, reader(folder))}
+    """A load fills the keys of the destination and ignores other saved keys; a partial load does not change keys that
+    were not saved; a second load gets all."""
+    return {"loaded": load(state, reader(folder), planner), "whole": load(full, reader(folder))}
 
 
 @subset.due
-def _(state: Contents, whole):
+def _(state: Contents, full):
     saved, into = flatten(state.trip.save.state), flatten(state.tree)
     unsaved = {path for name, (path, _) in into.items() if name not in saved}
-    kept = [leaf.name for name, (_, leaf) in into.items() if name not in saved and isinstance(leaf, Slot)]
-    return {"loaded": state.holding(spoiled_at(state.tree, unsaved), kept), "whole": whole}
+    unchanged = [leaf.name for name, (_, leaf) in into.items() if name not in saved and isinstance(leaf, Slot)]
+    return {"loaded": state.with_tree(spoil_at(state.tree, unsaved), unchanged), "whole": full}
 
 
-def spoiled_at(state: State, paths: set[Path]) -> State:
-    """``state`` with the leaves at ``paths`` as the destination held them before."""
+def spoil_at(state: State, paths: set[Path]) -> State:
+    """``state`` with the values at ``paths`` that the destination has before the load."""
 
     def visit(path: Path, value: object) -> object:
         if path in paths:
@@ -225,44 +225,44 @@ def spoiled_at(state: State, paths: set[Path]) -> State:
     return {key: visit((key,), value) for key, value in state.items()}
 
 
-def must_refuse(case: Case) -> set[str]:
+def refusal_features(case: Case) -> set[str]:
     try:
         saved, into = flatten(parse_state(case.get("state"))), flatten(parse_state(case.get("into")))
     except FlattenError:
         return {"must-refuse"}
-    crossed = any(
+    is_value_for_tensor = any(
         isinstance(leaf, Slot) and name in saved and not isinstance(saved[name][1], Slot)
         for name, (_, leaf) in into.items()
     )
-    return {"must-refuse", "value-for-tensor"} if crossed else {"must-refuse"}
+    return {"must-refuse", "value-for-tensor"} if is_value_for_tensor else {"must-refuse"}
 
 
-def refused_load(state: Blank, reader: Reader, culprit: Word, folder: Folder):
-    """A load that cannot be right is refused by all ranks alike, names the culprit, and changes nothing."""
+def refused_load(state: Destination, reader: Reader, culprit: Word, folder: Folder):
+    """A load that cannot be right is refused by all ranks with an error that names the culprit, and changes nothing."""
     refused = caught(lambda: load(state, reader(folder)))
     return {"load": refused, "load message": culprit in first_line(refused), "kept": state}
 
 
-def refused(variant: str, clause: str) -> Law:
-    made = after_save(
+def refusal_law(variant: str, clause: str) -> Law:
+    law = after_save(
         f"refuses[{variant}]",
         clause=clause,
         source=f"{DOCS}, DefaultLoadPlanner and LoadPlanner.create_local_plan",
-        holds=REFUSED_LOADS[variant][0],
+        control=REFUSED_LOADS[variant][0],
         texts=REFUSED_LOADS[variant],
-        features=must_refuse,
+        features=refusal_features,
     )(refused_load)
-    made.due(lambda state, culprit: {**refused_by_name("load", culprit), "kept": state.untouched()})
-    return made
+    law.due(lambda state, culprit: {**due_refusal("load", culprit), "kept": state.before_load()})
+    return law
 
 
 @trip_law(
     "refuses[save]",
     source=f"{DOCS}, save; flatten_state_dict: keys are paths joined by dots; torch.distributed.tensor docs, Partial",
-    holds=REFUSED_SAVES[1],
+    control=REFUSED_SAVES[1],
     texts=REFUSED_SAVES,
-    stages=worlds,
-    features=must_refuse,
+    stages=world_sizes,
+    features=refusal_features,
 )
 def refused_save(
     state: Saved,
@@ -271,8 +271,7 @@ def refused_save(
     culprit: Word,
     folder: Folder,
 ):
-    """A state that no checkpoint can hold is refused on all ranks when it is saved; the checkpoint that was there still
-    loads."""
+    """A save of a state that a checkpoint cannot store is refused on all ranks; the checkpoint there still loads."""
     save(state, writer(folder))
     refused = caught(lambda: save(bad, writer(folder)))
     return {"save": refused, "save message": culprit in first_line(refused)}
@@ -280,11 +279,11 @@ def refused_save(
 
 @refused_save.due
 def _(culprit):
-    return refused_by_name("save", culprit)
+    return due_refusal("save", culprit)
 
 
 @refused_save.then
-def _(state: Annotated[dict[str, Any], StateField("save", blank="poison")], reader: Reader, folder: Folder):
+def _(state: Annotated[dict[str, Any], StateField("save", fill="poison")], reader: Reader, folder: Folder):
     return {"kept": load(state, reader(folder))}
 
 
@@ -310,61 +309,59 @@ BY_RANK = (
 @trip_law(
     "by-rank",
     source=f"{DOCS}, save: each rank saves what it has; DefaultSavePlanner: dedup_save_to_lowest_rank",
-    holds=BY_RANK[0],
+    control=BY_RANK[0],
     texts=BY_RANK,
-    stages=worlds,
+    stages=world_sizes,
 )
 def by_rank(state: Saved, rank: Rank, writer: Writer, planner: SavePlanner, folder: Folder):
-    """A key that one rank alone saves is loaded by all; of values that differ by rank one is found: the lowest rank's
-    where duplicates go to it."""
+    """All ranks load a key that one rank saved; of values that differ by rank they load one, with dedup=lowest that of
+    the lowest rank."""
     save({**state, "shared": [rank, "v"], f"own{rank}": (rank, rank + 1)}, writer(folder), planner)
     return {"source": state}
 
 
-by_rank.due(lambda state: {"source": state})
+by_rank.due(due_source)
 
 
 @by_rank.then
-def _(state: Blank, reader: Reader, folder: Folder):
+def _(state: Destination, reader: Reader, folder: Folder):
     names = sorted(name for name in reader(folder).read_metadata().state_dict_metadata if name.startswith("own"))
-    whole = load({**state, "shared": None, **dict.fromkeys(names)}, reader(folder))
-    return {"loaded": state, "own": {name: whole[name] for name in names}, "shared": whole["shared"]}
+    loaded = load({**state, "shared": None, **dict.fromkeys(names)}, reader(folder))
+    return {"loaded": state, "own": {name: loaded[name] for name in names}, "shared": loaded["shared"]}
 
 
 @by_rank.due
 def _(state: Contents, dedup: str = ""):
-    ranks = range(state.trip.worlds[0])
-    kept = ranks[:1] if dedup == "lowest" else ranks
+    ranks = range(state.trip.world_sizes[0])
+    writers = ranks[:1] if dedup == "lowest" else ranks
     return {
         "loaded": state,
         "own": Of({f"own{rank}": (rank, rank + 1) for rank in ranks}),
-        "shared": Either(tuple(Of([rank, "v"]) for rank in kept)),
+        "shared": Either(tuple(Of([rank, "v"]) for rank in writers)),
     }
 
 
 LAWS = (
     round_trip(
         "kinds",
-        clause="Every value of a nested state comes back in its place, equal and of its type, whatever stands "
-        "beside it.",
+        clause="A load gives every value of a nested state, at its key, equal and of its type.",
         source=f"{LOAD}: non-tensor data is loaded and replaced in the state_dict; flatten_state_dict",
-        holds="mesh=2 x=4:S(0) state={a:{n:5,w:x},b:1.5}",
+        control="mesh=2 x=4:S(0) state={a:{n:5,w:x},b:1.5}",
         texts=(*KINDS, *KEYS),
-        draw=states,
+        draw=state_cases,
         draws=10,
         weight=2.0,
     ),
-    refused(
+    refusal_law(
         "missing",
-        "A load into a state with a key that the checkpoint has not is refused on all ranks, by name, and changes "
-        "nothing.",
+        "A load of a key that the checkpoint lacks is refused on all ranks, by name, and changes nothing.",
     ),
-    refused(
+    refusal_law(
         "size", "A load into a tensor of another global shape is refused on all ranks, by name, and changes nothing."
     ),
-    refused(
+    refusal_law(
         "kind",
-        "A load of a tensor into another value, or the other way round, is refused on all ranks, by name, and "
+        "A load of a tensor into another value, or of a value into a tensor, is refused on all ranks, by name, and "
         "changes nothing.",
     ),
 )

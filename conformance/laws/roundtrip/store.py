@@ -1,4 +1,4 @@
-"""Laws on how a checkpoint lies in storage: its files, its metadata, and what several ranks hold."""
+"""Laws on the files and the metadata of a checkpoint, on deduplication, and on what a load reads."""
 
 from __future__ import annotations
 
@@ -15,8 +15,16 @@ from shardlaw.conformance.law.fields import Field, Folder, Rank, WorldSize
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Blank, InFiles, PlannerField, Reader, Saved, SavePlanner, Writer
-from shardlaw.conformance.laws.roundtrip.cases import after_save, then_loaded, trip_law, trips
+from shardlaw.conformance.laws.checkpoint.fields import (
+    Destination,
+    InFiles,
+    PlannerField,
+    Reader,
+    Saved,
+    SavePlanner,
+    Writer,
+)
+from shardlaw.conformance.laws.roundtrip.cases import add_load, after_save, trip_law, trips
 from shardlaw.conformance.laws.shared.box_fields import boxes_values
 from shardlaw.reference.box import Box
 from shardlaw.reference.checkpoint.load_plan import read_items
@@ -62,9 +70,9 @@ DEDUP = (
 @trip_law(
     "files",
     source=f"{DOCS}, FileSystemWriter: single_file_per_rank, thread_count",
-    holds="mesh=2 x=5:S(0) a=4:R threads=2 state={x:x,a:a,n:1,m:2,k:3}",
+    control="mesh=2 x=5:S(0) a=4:R threads=2 state={x:x,a:a,n:1,m:2,k:3}",
     texts=FILES,
-    stages=t.worlds,
+    stages=t.world_sizes,
 )
 def files(
     state: Saved,
@@ -76,12 +84,13 @@ def files(
     threads: int = 1,
     files: str = "rank",
 ):
-    """Number of writer threads, one file a rank or one an item: what is loaded is what was saved."""
+    """With any number of threads, and one file a rank or an item, a save writes that many files, and a load gives the
+    saved state."""
     save(state, writer(folder))
-    places = [info.relative_path for info in reader(folder).read_metadata().storage_data.values()] if in_files else []
-    most = len(places) if files == "item" else world * threads
-    least = len(places) if files == "item" else min(len(places), 1)
-    return {"source": state, "as many files as asked for": least <= len({*places}) <= most}
+    paths = [info.relative_path for info in reader(folder).read_metadata().storage_data.values()] if in_files else []
+    most = len(paths) if files == "item" else world * threads
+    least = len(paths) if files == "item" else min(len(paths), 1)
+    return {"source": state, "as many files as asked for": least <= len({*paths}) <= most}
 
 
 @files.due
@@ -89,21 +98,21 @@ def _(state):
     return {"source": state, "as many files as asked for": Of(True, "wrong-layout")}
 
 
-then_loaded(files)
+add_load(files)
 
 
-def spans_of(metadata: Any, folder: str) -> list[tuple[str, int, int, int]]:
-    """Where every stored item lies: its file, its first byte, the one after its last, and the size of the file."""
-    found = []
+def stored_spans(metadata: Any, folder: str) -> list[tuple[str, int, int, int]]:
+    """The file, the first byte, the end and the size of the file of every stored item."""
+    spans = []
     for info in metadata.storage_data.values():
         path = os.path.join(folder, info.relative_path)
         size = os.path.getsize(path) if os.path.exists(path) else 0
-        found.append((info.relative_path, info.offset, info.offset + info.length, size))
-    return sorted(found)
+        spans.append((info.relative_path, info.offset, info.offset + info.length, size))
+    return sorted(spans)
 
 
 def stored_offsets(metadata: Any) -> dict[str, list[Any]]:
-    """Of every leaf the offsets of what is stored of it: those of its chunks, or ``None``."""
+    """The offsets of the stored chunks of every leaf; ``None`` for one that is no tensor."""
     stored: dict[str, list[Any]] = {name: [] for name in metadata.state_dict_metadata}
     for index in metadata.storage_data:
         stored[index.fqn].append(None if index.offset is None else tuple(index.offset))
@@ -113,14 +122,13 @@ def stored_offsets(metadata: Any) -> dict[str, list[Any]]:
 @trip_law(
     "metadata",
     source=f"{DOCS}, Metadata; StorageWriter.finish",
-    holds="mesh=2 x=5x6:S(0) a=7:R:int64 state={x:x,d:{a:a},n:1}",
+    control="mesh=2 x=5x6:S(0) a=7:R:int64 state={x:x,d:{a:a},n:1}",
     texts=METADATA,
     draw=trips,
     draws=4,
 )
 def metadata(state: Saved, writer: Writer, reader: Reader, planner: SavePlanner, in_files: InFiles, folder: Folder):
-    """The metadata describes every leaf; the chunks of a tensor are its shards and tile it; each lies in its file,
-    apart."""
+    """The metadata has every leaf; the chunks of a tensor are its shards and tile it, and are disjoint in the files."""
     save(state, writer(folder), planner)
     metadata = reader(folder).read_metadata()
     leaves = metadata.state_dict_metadata
@@ -129,21 +137,23 @@ def metadata(state: Saved, writer: Writer, reader: Reader, planner: SavePlanner,
         name: sorted((tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in leaf.chunks)
         for name, leaf in tensors.items()
     }
-    told = {
+    described = {
         "names": sorted(leaves),
         "tensors": {name: (tuple(leaf.size), leaf.properties.dtype) for name, leaf in tensors.items()},
-        "chunks": {name: [chunk for chunk in held if 0 not in chunk[1]] for name, held in chunks.items()},
+        "chunks": {name: [chunk for chunk in all_chunks if 0 not in chunk[1]] for name, all_chunks in chunks.items()},
         "paths": metadata.planner_data,
     }
     if not in_files:
-        return {**told, "stored otherwise": [], "outside of their files": [], "sharing bytes": []}
-    spans, stored = spans_of(metadata, folder), stored_offsets(metadata)
-    described = {name: sorted(offset for offset, _ in chunks[name]) if name in chunks else [None] for name in leaves}
+        return {**described, "stored otherwise": [], "outside of their files": [], "sharing bytes": []}
+    spans, stored = stored_spans(metadata, folder), stored_offsets(metadata)
+    offsets = {name: sorted(offset for offset, _ in chunks[name]) if name in chunks else [None] for name in leaves}
     return {
-        **told,
-        "stored otherwise": [name for name in leaves if stored[name] != sorted(described[name], key=repr)],
+        **described,
+        "stored otherwise": [name for name in leaves if stored[name] != sorted(offsets[name], key=repr)],
         "outside of their files": [span for span in spans if not 0 <= span[1] < span[2] <= span[3]],
-        "sharing bytes": [(one, other) for one, other in pairwise(spans) if one[0] == other[0] and one[2] > other[1]],
+        "sharing bytes": [
+            (span, after) for span, after in pairwise(spans) if span[0] == after[0] and span[2] > after[1]
+        ],
     }
 
 
@@ -164,90 +174,85 @@ def _(state: Contents):
 
 
 def chunks_of(state: Contents, name: str) -> tuple[Box, ...]:
-    """The different shards with elements of a saved tensor."""
-    return state.trip.save.shards(name, range(state.trip.worlds[0])).without_empty().boxes
+    """The distinct shards of a saved tensor that have elements."""
+    return state.trip.save.shards(name, range(state.trip.world_sizes[0])).without_empty().boxes
 
 
-class Recorder(DefaultSavePlanner):
-    """Notes which items with elements this rank is to write."""
+class RecordingSavePlanner(DefaultSavePlanner):
+    """Records the items with elements that this rank writes: pairs of name and offset."""
 
     items: list[Any]
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         plan = super().finish_plan(new_plan)
-        filled = [item for item in plan.items if item.tensor_data is None or item.tensor_data.chunk.sizes.numel()]
         self.items = [
-            (item.index.fqn, None if item.index.offset is None else tuple(item.index.offset)) for item in filled
+            (item.index.fqn, None if item.index.offset is None else tuple(item.index.offset))
+            for item in plan.items
+            if item.tensor_data is None or item.tensor_data.chunk.sizes.numel()
         ]
         return plan
 
 
 class HoldersField(Field):
-    """The ranks that hold each item of what is saved, lowest first."""
+    """The ranks that have each item with elements of the saved state, lowest first."""
 
     always = True
 
     def read(self, case: Any, name: str) -> dict[Item, list[int]]:
-        return holders_of(t.read_trip(case).save, case.world)
+        end, world = t.read_trip(case).save, case.world
+        holders: dict[Item, list[int]] = {}
+        for key, (_, leaf) in flatten(end.state).items():
+            if not isinstance(leaf, Slot):
+                holders[key, None] = [*range(world)]
+                continue
+            for box, ranks in end.shards(leaf.name, range(world)).without_empty().parts:
+                holders[key, box.offset] = sorted(ranks)
+        return holders
 
 
 @trip_law(
     "dedup",
     source=f"{DOCS}, DefaultSavePlanner; dedup_save_plans: only the smallest SavePlan keeps a duplicate",
-    holds="mesh=2 x=6:R a=4:R dedup=lowest",
+    control="mesh=2 x=6:R a=4:R dedup=lowest",
     texts=DEDUP,
 )
-def deduplicated(
+def dedup(
     state: Saved,
     writer: Writer,
-    planner: Annotated[Any, PlannerField(saves=True, made=Recorder)],
+    planner: Annotated[Any, PlannerField(saves=True, planner_class=RecordingSavePlanner)],
     holders: Annotated[dict[Any, list[int]], HoldersField()],
     rank: Rank,
     folder: Folder,
 ):
-    """What several ranks hold is written by exactly one of them: the lowest where that is asked for, else shared
-    out."""
+    """An item that several ranks have is written by one of them: with dedup=lowest by the lowest, else in even
+    shares."""
     save(state, writer(folder), planner)
-    mine = planner.items
-    shared = sum(item in mine for item, ranks in holders.items() if len(ranks) > 1)
+    written = planner.items
     return {
-        "twice": [item for item in mine if mine.count(item) > 1],
-        "not held": [item for item in mine if rank not in holders[item]],
-        "held alone": [item for item, ranks in holders.items() if ranks == [rank] and item not in mine],
-        "written": sorted(mine, key=repr),
-        "shared": shared,
+        "twice": [item for item in written if written.count(item) > 1],
+        "not held": [item for item in written if rank not in holders[item]],
+        "held alone": [item for item, ranks in holders.items() if ranks == [rank] and item not in written],
+        "written": sorted(written, key=repr),
+        "shared": sum(item in written for item, ranks in holders.items() if len(ranks) > 1),
     }
 
 
-@deduplicated.due
+@dedup.due
 def _(holders, rank: Rank, world: WorldSize, dedup: str = ""):
     lowest = sorted((item for item, ranks in holders.items() if ranks[0] == rank), key=repr)
-    together = all(ranks == [*range(world)] for ranks in holders.values())
+    is_replicated = all(ranks == [*range(world)] for ranks in holders.values())
     share = len(holders) // world, -(-len(holders) // world)
     return {
         "twice": Of([]),
         "not held": Of([]),
         "held alone": Of([]),
         "written": Of(lowest) if dedup == "lowest" else ...,
-        "shared": Either((Of(share[0]), Of(share[1]))) if together and dedup != "lowest" else ...,
+        "shared": Either((Of(share[0]), Of(share[1]))) if is_replicated and dedup != "lowest" else ...,
     }
 
 
-def holders_of(end: t.End, world: int) -> dict[Item, list[int]]:
-    """The ranks that hold each item with elements of what is saved, lowest first."""
-    holders: dict[Item, list[int]] = {}
-    for name, (_, leaf) in flatten(end.state).items():
-        if not isinstance(leaf, Slot):
-            holders[name, None] = [*range(world)]
-            continue
-        for box, ranks in end.shards(leaf.name, range(world)).without_empty().parts:
-            holders[name, box.offset] = sorted(ranks)
-    return holders
-
-
-class Reading(DefaultLoadPlanner):
-    """Notes what this rank is to read: of every part the name, where its chunk begins, and its place in the chunk and
-    in the shard."""
+class RecordingLoadPlanner(DefaultLoadPlanner):
+    """Records the tensor reads of this rank: name, offset of the chunk, offsets in the chunk and the shard, lengths."""
 
     reads: list[Any]
 
@@ -257,8 +262,8 @@ class Reading(DefaultLoadPlanner):
         for item in plan.items:
             chunk = item.storage_index.offset
             if chunk is not None:
-                place = tuple(item.storage_offsets), tuple(item.dest_offsets), tuple(item.lengths)
-                self.reads.append((item.dest_index.fqn, tuple(chunk), *place))
+                region = tuple(item.storage_offsets), tuple(item.dest_offsets), tuple(item.lengths)
+                self.reads.append((item.dest_index.fqn, tuple(chunk), *region))
         self.reads.sort()
         return plan
 
@@ -266,15 +271,18 @@ class Reading(DefaultLoadPlanner):
 @after_save(
     "reads",
     source=f"{DOCS}, load: each rank reads the least that is necessary; ReadItem",
-    holds="mesh=2x2 x=4x2:S(0),S(1)",
+    control="mesh=2x2 x=4x2:S(0),S(1)",
     texts=READS,
     draw=trips,
     draws=4,
 )
 def reads(
-    state: Blank, reader: Reader, planner: Annotated[Any, PlannerField(saves=False, made=Reading)], folder: Folder
+    state: Destination,
+    reader: Reader,
+    planner: Annotated[Any, PlannerField(saves=False, planner_class=RecordingLoadPlanner)],
+    folder: Folder,
 ):
-    """A rank reads of every saved chunk what it has in common with its shards, each element once, and nothing else."""
+    """A rank reads from every saved chunk the elements of its own shards, once each, and no others."""
     return {"loaded": load(state, reader(folder), planner), "reads": planner.reads}
 
 

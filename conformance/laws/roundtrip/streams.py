@@ -1,4 +1,4 @@
-"""The law on transforms of the byte streams that a checkpoint goes through, such as compression."""
+"""The law on transforms of the byte streams of a checkpoint, such as compression."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Saved, WriterOptions
-from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved, WriterOptions
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
 
-# what each makes of a byte: no two of them commute
+# how each transform maps bytes: no two of the first three commute
 TABLES = {
     "flip": bytes(byte ^ 0x55 for byte in range(256)),
     "step": bytes((byte + 1) % 256 for byte in range(256)),
@@ -32,21 +32,20 @@ STREAMS = (
 )
 
 
-def whole(stream: Any, name: str) -> bytes:
-    """What a stream holds, as the transform of that name reads it: at once, in pieces until there is no more, or into a
-    buffer."""
+def read_all(stream: Any, name: str) -> bytes:
+    """The bytes of a stream, read as the transform ``name`` does: at once, in pieces, or into a buffer."""
     if name == "pieces":
         return b"".join(iter(lambda: stream.read(100), b""))
     if name == "buffer":
-        buffer, found = bytearray(100), b""
+        buffer, data = bytearray(100), b""
         while count := stream.readinto(buffer):
-            found += buffer[:count]
-        return found
+            data += buffer[:count]
+        return data
     return stream.read(-1)  # type: ignore[no-any-return]
 
 
-class Translating(io.RawIOBase):
-    """A stream that writes every byte as the table has it. Closed, it closes the stream below."""
+class TranslatingStream(io.RawIOBase):
+    """A stream that maps every written byte by a table, and closes the stream below when it is closed."""
 
     def __init__(self, output: Any, table: bytes) -> None:
         self.output, self.table = output, table
@@ -66,7 +65,7 @@ class Translating(io.RawIOBase):
 
 @cache
 def transform(name: str) -> Any:
-    """The class of the transform of that name."""
+    """The class of the transform ``name``."""
 
     class Transform(compat.StreamTransformExtension):  # type: ignore[misc]
         @staticmethod
@@ -83,16 +82,16 @@ def transform(name: str) -> Any:
             return f"stream.{name}/1"
 
         def transform_to(self, output: Any) -> Any:
-            return Translating(output, TABLES[name])
+            return TranslatingStream(output, TABLES[name])
 
         def transform_from(self, input: Any) -> Any:
-            back = bytes(sorted(range(256), key=lambda byte: TABLES[name][byte]))
-            return io.BytesIO(whole(input, name).translate(back))
+            inverse = bytes(sorted(range(256), key=lambda byte: TABLES[name][byte]))
+            return io.BytesIO(read_all(input, name).translate(inverse))
 
     return Transform
 
 
-def knowing(through: str) -> Any:
+def make_registry(through: str) -> Any:
     """A registry of the transforms."""
     registry = compat.ExtensionRegistry()
     for name in through.split("+"):
@@ -103,14 +102,13 @@ def knowing(through: str) -> Any:
 @trip_law(
     "streams",
     source="torch.distributed.checkpoint._extension, docstrings of StreamTransformExtension and ExtensionRegistry",
-    holds="mesh=2 x=5:S(0) a=4:R through=flip",
+    control="mesh=2 x=5:S(0) a=4:R through=flip",
     texts=STREAMS,
-    stages=worlds,
-    needs=IN_FILES,
+    stages=world_sizes,
+    needs=NEEDS_FILES,
 )
 def streams(state: Saved, options: WriterOptions, folder: Folder, through: Word):
-    """What was saved through transforms of its bytes comes back through them the other way round; a reader that does
-    not know one of them refuses."""
+    """A load reverses the transforms through which a checkpoint was saved; a reader that lacks one of them refuses."""
     transforms = [transform(name)() for name in through.split("+")]
     save(state, compat.writer_with_transforms(folder, transforms, **{"sync_files": False, **options}))
     return {}
@@ -120,11 +118,11 @@ streams.due(lambda: {})
 
 
 @streams.then
-def _(state: Blank, other: Blank, folder: Folder, through: Word):
+def _(state: Destination, other: Destination, folder: Folder, through: Word):
     unknown = caught(lambda: load(other, compat.reader_with_transforms(folder)))
     return {
         "unknown": unknown,
-        "loaded": load(state, compat.reader_with_transforms(folder, knowing(through))),
+        "loaded": load(state, compat.reader_with_transforms(folder, make_registry(through))),
     }
 
 

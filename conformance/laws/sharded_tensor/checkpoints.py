@@ -26,7 +26,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of
 from shardlaw.conformance.law.fields import Field, Folder, Rank, ScriptArgument
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.checkpoint.calls import told_plainly
+from shardlaw.conformance.laws.checkpoint.calls import convert_failures
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
 from shardlaw.conformance.laws.plan.torch_plans import cut
 from shardlaw.conformance.laws.sharded_tensor.draws import dtypes, sharded_law
@@ -253,7 +253,7 @@ def trip(x: Whole, save: End, hook: Hooked, rank: Rank, folder: Folder, writer: 
     part once."""
     tensor = put(x, save, rank, group)
     state = {**(module_of(tensor).state_dict() if hook else {NAME: tensor}), **VALUES}
-    with told_plainly():
+    with convert_failures():
         dcp.save(state, storage_writer=writer(folder), process_group=group)
     return {"names": [*state], "source": as_told(tensor)}
 
@@ -306,7 +306,7 @@ def _(x: Whole, load: End, hook: Hooked, rank: Rank, folder: Folder, reader: Rea
     model = module_of(tensor)
     state = {**(model.state_dict() if hook else {NAME: tensor}), **OTHER_VALUES}
     planner = Reads()
-    with told_plainly():
+    with convert_failures():
         dcp.load(state, storage_reader=reader(folder), planner=planner, process_group=group__load)
     values = {name: state[name] for name in VALUES}
     return {"loaded": as_told(model.inner.t if hook else state[NAME]), "values": values, "reads": planner.found}

@@ -1,5 +1,4 @@
-"""Laws on states that ranks hand each other without storage: sent through a process group, and kept as a replica of
-another rank's."""
+"""Laws on states that ranks send each other without storage: through a process group, and as replicas."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Device, Folder, Rank
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Saved
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved
 from shardlaw.conformance.laws.roundtrip.cases import trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot
 
-WAITING = timedelta(seconds=30)
+TIMEOUT = timedelta(seconds=30)
 
-# along the first mesh dim all is replicated: there a rank gets what it has itself
+# all is replicated along the first mesh dim, so that a rank receives what it has itself
 SENT = (
     "mesh=2 x=5x2:R a=4:-:int64 state={x:x,d:{a:a,l:[1,(a,None)]},n:1}",
     "mesh=3 x=7:R:bfloat16 a=3x4:-:float64:distinct:transposed b=():-:bool source=1",
@@ -40,26 +39,28 @@ REPLICAS = (
 @trip_law(
     "sent",
     source="torch.distributed.checkpoint._pg_transport, docstring of PGTransport",
-    holds="mesh=2 x=5x2:R a=4:- state={x:x,d:{a:a},n:1}",
+    control="mesh=2 x=5x2:R a=4:- state={x:x,d:{a:a},n:1}",
     texts=SENT,
     needs=("checkpoint", "p2p", "p2p_tags"),
     smallest=2,
 )
-def sent(state: Saved, blank: Blank, mesh: DeviceMesh, device: Device, source: int = 0, in_place: bool = False):
-    """A state that one rank of a group sends to the others is theirs bit by bit, in the tensors of a state that they
-    name or in new ones, and stays as it is."""
+def sent(
+    state: Saved, destination: Destination, mesh: DeviceMesh, device: Device, source: int = 0, in_place: bool = False
+):
+    """A state that one rank of a group sends to the others arrives bit by bit, in new tensors or in place, and does not
+    change."""
     group = mesh.get_group(0)
-    at = dist.get_rank(group)
-    transport = compat.PGTransport(group, WAITING, device, (lambda: blank) if in_place else None)
-    if at == source:
+    group_rank = dist.get_rank(group)
+    transport = compat.PGTransport(group, TIMEOUT, device, (lambda: destination) if in_place else None)
+    if group_rank == source:
         others = [rank for rank in range(dist.get_world_size(group)) if rank != source]
         transport.send_checkpoint(others, state)
         return {"source": state}
     received = transport.recv_checkpoint(source)
-    tensors = [key for key, value in blank.items() if isinstance(value, torch.Tensor)]
+    tensors = [key for key, value in destination.items() if isinstance(value, torch.Tensor)]
     return {
         "received": received,
-        "in place": {key: blank[key] for key in tensors} if in_place else {},
+        "in place": {key: destination[key] for key in tensors} if in_place else {},
     }
 
 
@@ -69,26 +70,26 @@ def _(state: Contents, rank: Rank, source=0, in_place=False):
     if coord is None or coord[0] == source:
         return {"source": state}
     tensors = {key: value for key, value in state.tree.items() if isinstance(value, Slot)}
-    return {"received": state, "in place": state.holding(tensors) if in_place else {}}
+    return {"received": state, "in place": state.with_tree(tensors) if in_place else {}}
 
 
 @trip_law(
     "replica",
     source="torch.distributed.checkpoint.staging, docstrings of _ReplicationStager and its stage",
-    holds="mesh=2 x=5x2:R a=4:-",
+    control="mesh=2 x=5x2:R a=4:-",
     texts=REPLICAS,
     needs=("checkpoint", "p2p", "p2p_tags"),
     smallest=2,
 )
 def replica(state: Saved, device: Device, rank: Rank, folder: Folder):
-    """A stager that replicates gives each rank the state of the rank half a world away, and keeps it in a file; its
-    own state stays as it is."""
-    stager = compat.ReplicationStager(dist.group.WORLD, WAITING, device, f"{folder}/{rank}")
+    """A replicating stager gives each rank the state of the rank half the world size away, and stores it in a file; the
+    own state does not change."""
+    stager = compat.ReplicationStager(dist.group.WORLD, TIMEOUT, device, f"{folder}/{rank}")
     staged = stager.stage(state)
     stager.close()
     files = os.listdir(f"{folder}/{rank}")
-    kept = [torch.load(f"{folder}/{rank}/{file}", weights_only=False) for file in files]
-    return {"staged": staged, "files": len(files), "kept": kept[0], "source": state}
+    stored = [torch.load(f"{folder}/{rank}/{file}", weights_only=False) for file in files]
+    return {"staged": staged, "files": len(files), "kept": stored[0], "source": state}
 
 
 @replica.due

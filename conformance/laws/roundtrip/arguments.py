@@ -1,5 +1,5 @@
-"""Laws on other ways in and out of a checkpoint: by some of the ranks, by every rank for itself, and through a single
-file."""
+"""Laws on arguments of save and load (checkpoint_id, process_group, use_collectives), on checkpoints of older planners,
+and on conversion to and from a file of ``torch.save``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardlaw.conformance.law.fields import Folder, Rank, Word
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.fields import (
-    Blank,
+    CheckpointId,
+    Destination,
     LoadMesh,
     Newer,
-    NewerBlank,
-    Place,
+    NewerDestination,
     Reader,
     Saved,
     SavePlanner,
     StateField,
     Writer,
 )
-from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, then_loaded, trip_law
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, add_load, trip_law
 
 DOCS = "torch.distributed.checkpoint docs"
 
@@ -35,13 +35,13 @@ GROUPS = (
     "mesh=3@1,2,3 mesh.load=2@1,3 x=7x2:S(0) a=4:R:bool to.x=R dedup=lowest",
     "mesh=2@2,3 mesh.load=1@1 x=5:S(0) a=():R state={d:{x:x},l:[a,None]}",
 )
-ALONE = (
+NO_COLLECTIVES = (
     "mesh=2 x=5x2:S(0) a=4:R b=3:-:int64 state={x:x,a:a,b:b,n:1,d:{k:None}}",
     "mesh=3 x=2:S(0) a=5x4:S(1):bool threads=2",
     "mesh=2x2 x=5x6:S(0),S(1) a=7:S(0),R files=item",
     "mesh=1 x=5:S(0) a=():R",
 )
-WHOLE = (
+CONVERTED = (
     'mesh=2 mesh.load=3 x=5x2:S(0) a=4:R:int64 state={m:{x:x,l:[a,1]},n:2,s:"t"} to.x=S(1) to.a=R',
     "mesh=3 mesh.load=2 x=7:S(0):bfloat16 a=2x2:S(1):bool b=():R to.x=R to.a=S(0) to.b=-",
     'mesh=2x2 mesh.load=1 x=5x3:S(0),S(1) a=3:- state={"a.b":x,o:{0:{p:a,q:None}},t:(1,2)} to.x=S(0) to.a=-',
@@ -49,12 +49,12 @@ WHOLE = (
     "mesh=2 x=5x2:S(0) a=4:R state={x:x,a:a,n:1} nested=kept",
 )
 
-PLACES = (
+IDS = (
     "mesh=2 x=5x2:S(0) a=4:R state={x:x,a:a,n:1}",
     "mesh=3 x=7:S(0):int64 a=4:-",
     "mesh=2x2 x=5x4:S(1),S(0) a=4:R,R:bool",
 )
-# a dict without tensors was one entry; of one that has tensors, and of a list, each leaf was
+# a dict without tensors was one entry; of other dicts, and of lists, each leaf was one
 OLDER = (
     "mesh=2 mesh.load=3 x=5x2:S(0) a=4:R state={x:x,d:{n:1,e:{m:2}},o:{w:a,k:3}} to.x=S(1) one=d",
     "mesh=2 x=5x2:S(0) state={x:x,d:{n:1}} one=d",
@@ -65,62 +65,62 @@ OLDER = (
 @trip_law(
     "places",
     source=f"{DOCS}, save and load: checkpoint_id; StorageWriter.reset, StorageReader.reset: a new checkpoint starts",
-    holds="mesh=2 x=5:S(0) a=4:R",
-    texts=PLACES,
+    control="mesh=2 x=5:S(0) a=4:R",
+    texts=IDS,
 )
 def places(
     state: Saved,
     newer: Newer,
-    blank: Blank,
-    again: NewerBlank,
+    destination: Destination,
+    second: NewerDestination,
     writer: Writer,
     reader: Reader,
-    place: Place,
+    checkpoint_id: CheckpointId,
     folder: Folder,
 ):
-    """One writer and one reader serve one checkpoint after another, each under the name that it is given."""
-    to, of = writer(f"{folder}/other"), reader(f"{folder}/other")
-    save(state, to, checkpoint_id=place(f"{folder}/first"))
-    save(newer, to, checkpoint_id=place(f"{folder}/second"))
+    """One writer and one reader save and load several checkpoints, each under its checkpoint_id."""
+    to, source = writer(f"{folder}/other"), reader(f"{folder}/other")
+    save(state, to, checkpoint_id=checkpoint_id(f"{folder}/first"))
+    save(newer, to, checkpoint_id=checkpoint_id(f"{folder}/second"))
     return {
-        "first": load(blank, of, checkpoint_id=place(f"{folder}/first")),
-        "second": load(again, of, checkpoint_id=place(f"{folder}/second")),
+        "first": load(destination, source, checkpoint_id=checkpoint_id(f"{folder}/first")),
+        "second": load(second, source, checkpoint_id=checkpoint_id(f"{folder}/second")),
     }
 
 
 @places.due
-def _(blank, again):
-    return {"first": blank, "second": again}
+def _(destination, second):
+    return {"first": destination, "second": second}
 
 
-class Older(DefaultSavePlanner):
-    """A planner that makes one entry of the dict at a path, as releases before 2.4 did where it holds no tensors."""
+class OlderPlanner(DefaultSavePlanner):
+    """A planner that stores the dict at a path as one entry, as releases before 2.4 did for dicts without tensors."""
 
-    one: tuple[str, ...]
+    path: tuple[str, ...]
 
     def set_up_planner(self, state_dict, storage_meta=None, is_coordinator=False):
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
-        name, kept = ".".join(self.one), state_dict
-        for key in self.one:
-            kept = kept[key]
-        self.state_dict = {key: one for key, one in self.state_dict.items() if not key.startswith(f"{name}.")}
-        self.state_dict[name] = kept
+        name, entry = ".".join(self.path), state_dict
+        for key in self.path:
+            entry = entry[key]
+        self.state_dict = {key: leaf for key, leaf in self.state_dict.items() if not key.startswith(f"{name}.")}
+        self.state_dict[name] = entry
         self.mappings = {key: path for key, path in self.mappings.items() if key in self.state_dict}
-        self.mappings[name] = self.one
+        self.mappings[name] = self.path
 
 
 @trip_law(
     "older",
     source="torch.distributed.checkpoint.metadata.Metadata: backward compatibility of the metadata; "
     "DefaultLoadPlanner.create_local_plan: checkpoints that are saved before v2.4",
-    holds="mesh=2 x=5:S(0) state={x:x,d:{n:1}} one=d",
+    control="mesh=2 x=5:S(0) state={x:x,d:{n:1}} one=d",
     texts=OLDER,
-    stages=worlds,
+    stages=world_sizes,
 )
 def older(state: Saved, writer: Writer, folder: Folder, one: Word):
-    """A checkpoint of which a dict without tensors is one entry, as before torch 2.4, is loaded like one of now."""
-    planner = Older()
-    planner.one = tuple(one.split("."))
+    """A checkpoint that stores a dict without tensors as one entry, as torch before 2.4 did, loads like others."""
+    planner = OlderPlanner()
+    planner.path = tuple(one.split("."))
     save(state, writer(folder), planner)
     return {}
 
@@ -128,18 +128,18 @@ def older(state: Saved, writer: Writer, folder: Folder, one: Word):
 older.due(lambda: {})
 
 
-then_loaded(older)
+add_load(older)
 
 
 @trip_law(
     "group",
     source=f"{DOCS}, save and load: process_group, only its ranks call",
-    holds="mesh=2@1,2 x=5x2:S(0) a=4:R",
+    control="mesh=2@1,2 x=5x2:S(0) a=4:R",
     texts=GROUPS,
-    stages=worlds,
+    stages=world_sizes,
 )
 def group(state: Saved, mesh: DeviceMesh, writer: Writer, planner: SavePlanner, folder: Folder):
-    """The ranks of a process group save a checkpoint and those of another load it, while the others take no part."""
+    """A process group saves a checkpoint and another one loads it, without calls on other ranks."""
     if mesh.get_coordinate() is not None:
         save(state, writer(folder), planner, process_group=mesh.get_group())
     return {}
@@ -149,7 +149,7 @@ group.due(lambda: {})
 
 
 @group.then
-def _(state: Blank, mesh: LoadMesh, reader: Reader, folder: Folder):
+def _(state: Destination, mesh: LoadMesh, reader: Reader, folder: Folder):
     if mesh.get_coordinate() is None:
         return {}
     return {"loaded": load(state, reader(folder), process_group=mesh.get_group())}
@@ -163,50 +163,49 @@ def _(state, mesh, rank: Rank):
 @trip_law(
     "alone",
     source=f"{DOCS}, save: use_collectives=False saves without coordination of ranks",
-    holds="mesh=2 x=5x2:S(0) a=4:R",
-    texts=ALONE,
-    stages=worlds,
+    control="mesh=2 x=5x2:S(0) a=4:R",
+    texts=NO_COLLECTIVES,
+    stages=world_sizes,
 )
-def alone(state: Saved, writer: Writer, folder: Folder):
-    """Without collectives every rank saves what it holds, and loads it again into the same layout."""
+def no_collectives(state: Saved, writer: Writer, folder: Folder):
+    """Without collectives every rank saves its part of the state, and loads it into the same layout."""
     save(state, writer(folder), use_collectives=False)
     return {}
 
 
-alone.due(lambda: {})
+no_collectives.due(lambda: {})
 
 
-then_loaded(alone)
+add_load(no_collectives)
 
 
 @trip_law(
     "file",
     source=f"{DOCS}, format_utils: dcp_to_torch_save, torch_save_to_dcp",
-    holds="mesh=2 x=5x2:S(0) a=4:R state={m:{x:x,l:[a,1]},n:2}",
-    texts=WHOLE,
-    stages=worlds,
-    needs=IN_FILES,
+    control="mesh=2 x=5x2:S(0) a=4:R state={m:{x:x,l:[a,1]},n:2}",
+    texts=CONVERTED,
+    stages=world_sizes,
+    needs=NEEDS_FILES,
 )
 def file(state: Saved, writer: Writer, planner: SavePlanner, rank: Rank, folder: Folder):
-    """A checkpoint turned into one file holds every leaf in its place, whole; turned back, it is the same
-    checkpoint."""
+    """A checkpoint converted to one file has every leaf, with full tensors; converted back, it loads as before."""
     save(state, writer(folder), planner)
     if rank > 0:
         return {}
-    dcp_to_torch_save(folder, f"{folder}/whole.pt")
-    torch_save_to_dcp(f"{folder}/whole.pt", f"{folder}/other")
-    return {"file": torch.load(f"{folder}/whole.pt", weights_only=False)}
+    dcp_to_torch_save(folder, f"{folder}/full.pt")
+    torch_save_to_dcp(f"{folder}/full.pt", f"{folder}/other")
+    return {"file": torch.load(f"{folder}/full.pt", weights_only=False)}
 
 
-# nothing is stored for an empty dict, and keys become texts
+# empty dicts are not stored, and keys become texts
 @file.due
-def _(rank, whole: Annotated[dict[str, Any], StateField("save", plain=True, rebuilt=True)]):
-    return {"file": whole} if rank == 0 else {}
+def _(rank, full: Annotated[dict[str, Any], StateField("save", plain=True, rebuilt=True)]):
+    return {"file": full} if rank == 0 else {}
 
 
 @file.then
 def _(
-    state: Annotated[dict[str, Any], StateField("load", blank="poison", rebuilt=True)], reader: Reader, folder: Folder
+    state: Annotated[dict[str, Any], StateField("load", fill="poison", rebuilt=True)], reader: Reader, folder: Folder
 ):
     return {"loaded": load(state, reader(f"{folder}/other"))}
 

@@ -1,12 +1,13 @@
-"""The checkpoint of the example with a simple MLP: its three models, saved by one and loaded into another.
+"""The law on torch's example of a checkpoint of a simple MLP: its models, saved and loaded with different parallelism.
 
-Fields of a case: ``way`` and ``way.load`` say which model saves and which loads: ``tensor`` (its first layer by columns
-over all ranks, the second one plain), ``partly`` (replicated along one axis of a mesh of two by two, sharded along the
-other), ``submesh`` (on every other rank alone) or ``dense`` (plain on every rank).
+``way`` and ``way.load`` are the parallelism of the model that is saved and of the one that is loaded into: ``tensor``
+(the first layer column-wise over all ranks, the second plain), ``partly`` (replicated along one dim of a 2x2 mesh and
+sharded along the other), ``submesh`` (on every other rank only) or ``dense`` (plain on every rank).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import torch
@@ -18,19 +19,17 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global
-from shardlaw.conformance.law.fields import Device, Field, Folder, MeshField, ScriptArgument
+from shardlaw.conformance.law.fields import Device, Folder, MeshField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.law.literal import tensor_literal
 from shardlaw.conformance.laws.checkpoint.calls import load, poison, save
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.placement import parse_placements
-from shardlaw.reference.tensors import TensorSpec
 
 SHAPES: dict[str, Shape] = {"net1.weight": (128, 5), "net1.bias": (128,), "net2.weight": (12, 128), "net2.bias": (12,)}
-# the mesh of each model, and the placements of its parameters; one that is not named is plain
+# the mesh of each model, and the placements of its parameters; the others are plain
 WAYS: dict[str, tuple[str, dict[str, str]]] = {
     "tensor": ("4", {"net1.weight": "S(0)", "net1.bias": "S(0)"}),
     "partly": ("2x2", {"net1.weight": "R,S(0)", "net1.bias": "R,S(0)", "net2.weight": "R,S(1)", "net2.bias": "R,R"}),
@@ -55,26 +54,19 @@ class WayField(MeshField):
         return Mesh.parse(WAYS[case.get(self.way)][0])
 
 
-class ParametersField(Field):
-    """A value for each parameter: no two elements of one are alike."""
-
-    always = True
-
-    def read(self, case: Case, name: str) -> dict[str, torch.Tensor]:
-        return {name: TensorSpec(shape).build(at) for at, (name, shape) in enumerate(SHAPES.items())}
-
-    def to_script(self, value: dict[str, torch.Tensor], name: str, world: int) -> ScriptArgument:
-        return ScriptArgument(
-            name, (), (f"{name} = {{{', '.join(f'{key!r}: {tensor_literal(full)}' for key, full in value.items())}}}",)
-        )
-
-
 Way = Literal["tensor", "partly", "submesh", "dense"]
-Parameters = Annotated[dict[str, torch.Tensor], ParametersField()]
+
+
+def make_parameters() -> dict[str, torch.Tensor]:
+    """A value for each parameter, with distinct elements."""
+    return {
+        name: torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape) + at
+        for at, (name, shape) in enumerate(SHAPES.items())
+    }
 
 
 class SimpleMLP(nn.Module):
-    """The example's model, with given values."""
+    """The model of the example with given parameters."""
 
     def __init__(self, values: dict[str, torch.Tensor]) -> None:
         super().__init__()
@@ -84,30 +76,30 @@ class SimpleMLP(nn.Module):
                 parameter.copy_(values[name])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.net2(self.relu(self.net1(x)))
-        return found
+        output: torch.Tensor = self.net2(self.relu(self.net1(x)))
+        return output
 
 
-def model_of(way: str, mesh: DeviceMesh, values: dict[str, torch.Tensor], device: torch.device) -> nn.Module:
-    """The model, made as the example makes it."""
+def build_model(way: str, mesh: DeviceMesh, values: dict[str, torch.Tensor], device: torch.device) -> nn.Module:
+    """The model, built as in the example."""
     model = SimpleMLP(values).to(device)
     if way == "dense":
         return model
     if way == "tensor":
         return parallelize_module(model, mesh, {"net1": ColwiseParallel()})
-    front = [Replicate()] if way == "partly" else []
+    outer = [Replicate()] if way == "partly" else []
 
-    def place(name: str, module: nn.Module, on: DeviceMesh) -> None:
+    def partition(name: str, module: nn.Module, on: DeviceMesh) -> None:
         if not isinstance(module, nn.Linear):
             return
         for key, parameter in list(module.named_parameters()):
-            last = Shard(0) if name == "net1" else Shard(1) if key == "weight" else Replicate()
-            module.register_parameter(key, nn.Parameter(distribute_tensor(parameter.detach(), on, [*front, last])))
+            inner = Shard(0) if name == "net1" else Shard(1) if key == "weight" else Replicate()
+            module.register_parameter(key, nn.Parameter(distribute_tensor(parameter.detach(), on, [*outer, inner])))
 
-    return distribute_module(model, mesh, partition_fn=place)
+    return distribute_module(model, mesh, partition_fn=partition)
 
 
-def held_by(model: nn.Module) -> dict[str, torch.Tensor]:
+def parameters_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.data for name, parameter in model.named_parameters()}
 
 
@@ -123,10 +115,10 @@ def sweep(limits: Limits) -> list[Case]:
 
 def features(case: Case) -> set[str]:
     ways = {case.get("way"), case.get("way.load")}
-    found = {"module", *(f"way:{way}" for way in ways)}
-    found |= {"reshard"} if len(ways) > 1 else set()
-    found |= {"submesh"} if "submesh" in ways else set()
-    return found | ({"mesh-2d"} if "partly" in ways else set())
+    named = {"module", *(f"way:{way}" for way in ways)}
+    named |= {"reshard"} if len(ways) > 1 else set()
+    named |= {"submesh"} if "submesh" in ways else set()
+    return named | ({"mesh-2d"} if "partly" in ways else set())
 
 
 @law(
@@ -141,48 +133,46 @@ def features(case: Case) -> set[str]:
     features=features,
 )
 def example(
-    values: Parameters,
     way: Way,
     mesh: Annotated[DeviceMesh, WayField("way")],
     writer: Writer,
     device: Device,
     folder: Folder,
 ):
-    """The example's models, by columns, partly replicated or on a sub-mesh, are the same once saved and loaded, also
-    crosswise."""
-    model = model_of(way, mesh, values, device)
+    """The models of torch's checkpoint example, saved and loaded with any of its kinds of parallelism, have the saved
+    parameters."""
+    model = build_model(way, mesh, make_parameters(), device)
     save({"model": model.state_dict()}, writer(folder))
-    return {"made": held_by(model)}
+    return {"made": parameters_of(model)}
 
 
 @example.due
-def _(values, way):
-    return {"made": due_of(values, way)}
+def _(way):
+    return {"made": due_parameters(way)}
 
 
-def due_of(values: dict[str, torch.Tensor], way: str) -> dict[str, Any]:
-    """Every parameter of a model where it lies, a plain one whole."""
-    mesh, placed = Mesh.parse(WAYS[way][0]), WAYS[way][1]
-    layouts = {name: Layout(SHAPES[name], mesh, parse_placements(text)) for name, text in placed.items()}
-    return {name: Global(full, layouts[name]) if name in layouts else full for name, full in values.items()}
+def due_parameters(way: str) -> dict[str, Any]:
+    """The parameters of a model, with their layouts."""
+    mesh, placements = Mesh.parse(WAYS[way][0]), WAYS[way][1]
+    layouts = {name: Layout(SHAPES[name], mesh, parse_placements(text)) for name, text in placements.items()}
+    return {name: Global(full, layouts[name]) if name in layouts else full for name, full in make_parameters().items()}
 
 
 @example.then
 def _(
-    values: Parameters,
     way__load: Way,
     mesh: Annotated[DeviceMesh, WayField("way.load")],
     reader: Reader,
     device: Device,
     folder: Folder,
 ):
-    poisoned = {name: poison(full) for name, full in values.items()}
-    model = model_of(way__load, mesh, poisoned, device)
+    poisoned = {name: poison(full) for name, full in make_parameters().items()}
+    model = build_model(way__load, mesh, poisoned, device)
     state = load({"model": model.state_dict()}, reader(folder))
     model.load_state_dict(state["model"])
-    return {"loaded": held_by(model)}
+    return {"loaded": parameters_of(model)}
 
 
 @example.due
-def _(values, way__load):
-    return {"loaded": due_of(values, way__load)}
+def _(way__load):
+    return {"loaded": due_parameters(way__load)}

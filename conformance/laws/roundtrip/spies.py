@@ -1,4 +1,4 @@
-"""Spies on the calls that a save or a load makes to its planner and its storage, which may make one of them fail."""
+"""A spy that records the calls of a save or a load to its planner and storage, and may make one of them fail."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ WORKER_SECONDS = 5.0
 
 
 class PlantedError(Exception):
-    """What a storage or a planner fails with when it is told to."""
+    """The error of a method that a :class:`Spy` makes fail."""
 
 
 class WideError(Exception):
-    """An error as many libraries raise them: made of two values, it remembers one, and cannot be unpickled."""
+    """An error that cannot be unpickled, as those of many libraries: it takes two arguments and stores one."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -38,7 +38,7 @@ class WideError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One call, by the name of its method: what it was given, by position and by name, and what it gave."""
+    """One call of a method: its name, arguments, keyword arguments and result."""
 
     name: str
     args: tuple[Any, ...]
@@ -48,9 +48,9 @@ class Call:
 
 @dataclass
 class Spy:
-    """Notes every call, in order. The method ``fails`` (on this rank) raises ``error`` instead of doing anything.
+    """Records every call, in order. The method ``fails`` only raises ``error``.
 
-    ``in_thread``: only a call from another thread than the first fails, and the first thread waits for it.
+    ``in_thread``: only calls in other threads than the main one fail, and the main thread waits for such a call.
     """
 
     fails: str = ""
@@ -60,21 +60,21 @@ class Spy:
     raised: threading.Event = field(default_factory=threading.Event)
 
     def watch(self, watched: Any, methods: Iterable[str]) -> Any:
-        """``watched``, whose ``methods`` are noted from now on."""
+        """Record calls of these ``methods`` from now on; returns ``watched``."""
         for name in methods:
-            setattr(watched, name, self._noted(name, getattr(watched, name)))
+            setattr(watched, name, self._record(name, getattr(watched, name)))
         return watched
 
-    def _noted(self, name: str, true: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(true)
-        def noted(*args: Any, **options: Any) -> Any:
+    def _record(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def record(*args: Any, **options: Any) -> Any:
             if name == self.fails:
                 self._fail(name)
-            result = true(*args, **options)
+            result = original(*args, **options)
             self.calls.append(Call(name, args, options, result))
             return result
 
-        return noted
+        return record
 
     def _fail(self, name: str) -> None:
         if self.in_thread and threading.current_thread() is threading.main_thread():
@@ -87,5 +87,5 @@ class Spy:
             raise WideError(1, f"planted in {name}")
         raise PlantedError(f"planted in {name}")
 
-    def of(self, name: str) -> list[Call]:
+    def calls_to(self, name: str) -> list[Call]:
         return [call for call in self.calls if call.name == name]

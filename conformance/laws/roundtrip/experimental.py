@@ -1,7 +1,7 @@
-"""The law on the experimental checkpointer, with which each rank keeps a file of its own.
+"""The law on the experimental checkpointer, which writes a file for each rank.
 
-``value`` is what stands in the state beside the tensors of the case, by its name in
-:data:`shardlaw.conformance.laws.roundtrip.staged.VALUES`; ``asked`` is what is loaded into.
+``value`` names a further value of the state in :data:`shardlaw.conformance.laws.roundtrip.staging.VALUES`; ``asked`` is
+the argument of the load.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Saved
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, trip_law
-from shardlaw.conformance.laws.roundtrip.staged import VALUES
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
+from shardlaw.conformance.laws.roundtrip.staging import VALUES
 
 TENSORS = ("transposed", "offset", "expanded", "conjugated", "negated")
 OWN_FILES = (
@@ -34,20 +34,21 @@ OWN_FILES = (
     "own-file",
     source="torch.distributed.checkpoint._experimental, docstrings of Checkpointer.save and load, "
     "CheckpointReader.read and its partial reads",
-    holds="mesh=2 x=5x2:- a=4:-:int64 value=0-d asked=state",
+    control="mesh=2 x=5x2:- a=4:-:int64 value=0-d asked=state",
     texts=OWN_FILES,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
     features=lambda case: {f"staged:{case.get('value')}"},
 )
-def own_file(state: Saved, blank: Blank, folder: Folder, value: Word, asked: Literal["nothing", "names", "state"]):
-    """What a rank saves in a file of its own comes back as it was: as a new state, by the names of its values, or in
-    a state of its form."""
-    made: Any = VALUES[value]()
-    state["value"] = made
-    blank["value"] = torch.zeros(made.shape, dtype=made.dtype) if isinstance(made, torch.Tensor) else None
+def own_file(
+    state: Saved, destination: Destination, folder: Folder, value: Word, asked: Literal["nothing", "names", "state"]
+):
+    """A load of a rank's own file gives what the rank saved: as a new state, for given names, or into a given state."""
+    entry: Any = VALUES[value]()
+    state["value"] = entry
+    destination["value"] = torch.zeros(entry.shape, dtype=entry.dtype) if isinstance(entry, torch.Tensor) else None
     checkpointer = compat.make_sync_checkpointer()
     checkpointer.save(folder, state)
-    into = {"nothing": None, "names": dict.fromkeys(state), "state": blank}[asked]
+    into = {"nothing": None, "names": dict.fromkeys(state), "state": destination}[asked]
     loaded = checkpointer.load(folder, into, strict=True)
     got = loaded.pop("value")
     checkpointer.close()
@@ -57,5 +58,5 @@ def own_file(state: Saved, blank: Blank, folder: Folder, value: Word, asked: Lit
 @own_file.due
 def _(state: Contents, value):
     want = VALUES[value]()
-    kept = want.detach().clone() if isinstance(want, torch.Tensor) else [want]
-    return {"loaded": state, "value": kept, "type": Of(type(want).__name__)}
+    due = want.detach().clone() if isinstance(want, torch.Tensor) else [want]
+    return {"loaded": state, "value": due, "type": Of(type(want).__name__)}

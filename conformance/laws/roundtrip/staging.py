@@ -1,4 +1,4 @@
-"""Laws on what an asynchronous save makes of values of all kinds: what it stages is what a save would have written."""
+"""Laws on staging: an asynchronous save stores values of all kinds like a synchronous one."""
 
 from __future__ import annotations
 
@@ -12,43 +12,42 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Word
-from shardlaw.conformance.laws.checkpoint.calls import finish, load
-from shardlaw.conformance.laws.checkpoint.fields import Blank, Newer, Reader, Saved, Writer
-from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import then_both_loaded, then_loaded, trip_law
-from shardlaw.conformance.laws.roundtrip.saves import stager_of
+from shardlaw.conformance.laws.checkpoint.calls import load, wait_for_save
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Newer, Reader, Saved, Writer
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
+from shardlaw.conformance.laws.roundtrip.cases import add_both_loads, add_load, trip_law
+from shardlaw.conformance.laws.roundtrip.saves import make_stager, mutate
 
 DOCS = "torch.distributed.checkpoint docs"
 
 
 class Pair(NamedTuple):
-    """A tuple with names, as schedulers keep them."""
+    """A named tuple, as in the state of a scheduler."""
 
     first: int
     second: int
 
 
 class Slotted:
-    """Keeps a value in a slot."""
+    """An object with a slot."""
 
     __slots__ = ("first",)
 
 
-class Both(Slotted):
-    """Keeps one value in a slot, and one beside it."""
+class SlotAndDict(Slotted):
+    """An object with a slot and a ``__dict__``."""
 
     def __init__(self) -> None:
         self.first, self.second = [1], [2]
 
     def __repr__(self) -> str:
-        return f"Both({getattr(self, 'first', None)}, {getattr(self, 'second', None)})"
+        return f"SlotAndDict({getattr(self, 'first', None)}, {getattr(self, 'second', None)})"
 
 
 COMPLEX = (1 + 2j, 3 - 4j)
-# what makes a value, by its name
+# functions that make a value
 VALUES: dict[str, Callable[[], Any]] = {
     "conjugated": lambda: torch.tensor(COMPLEX).conj(),
     "negated": lambda: torch.tensor(COMPLEX).conj().imag,
@@ -66,36 +65,11 @@ VALUES: dict[str, Callable[[], Any]] = {
     "dtype": lambda: torch.float16,
     "deque": lambda: deque([1, 2]),
 }
-# objects, with what only a copy of all of their parts keeps from later changes
+# functions that make an object whose attributes a staged copy must copy too
 OBJECTS: dict[str, Callable[[], Any]] = {
-    "slots": Both,
+    "slots": SlotAndDict,
     "entries": lambda: SimpleNamespace(kept=OrderedDict(a=[1]), later=(1, [2]), counted=defaultdict(list, b=[3])),
 }
-
-
-def spoil(value: Any) -> None:
-    """Change a value in place, as far as it can be changed."""
-    if isinstance(value, torch.Tensor):
-        with torch.no_grad():
-            compat.base_tensor(value).zero_()
-    elif isinstance(value, tuple):
-        for entry in value:
-            spoil(entry)
-    elif isinstance(value, list | deque):
-        for entry in value:
-            spoil(entry)
-        value.append("late")
-    elif isinstance(value, set):
-        value.add("late")
-    elif isinstance(value, bytearray):
-        value.extend(b"late")
-    elif isinstance(value, dict):
-        for entry in value.values():
-            spoil(entry)
-        value["late"] = [0]
-    elif isinstance(value, Both | SimpleNamespace):
-        for name in ("first", *vars(value)):
-            spoil(getattr(value, name, None))
 
 
 STAGED = tuple(
@@ -116,19 +90,18 @@ STAGED_AGAIN = (
 @trip_law(
     "staged",
     source=f"{DOCS}, async_save: first de-stages the state_dict; AsyncStager.stage: inoculated from later updates",
-    holds="mesh=2 x=5:S(0) value=tuple async=writer",
+    control="mesh=2 x=5:S(0) value=tuple async=writer",
     texts=STAGED,
-    stages=worlds,
+    stages=world_sizes,
     features=lambda case: {f"staged:{case.get('value')}", f"stager:{case.get('async')}"},
 )
 def staged(state: Saved, writer: Writer, folder: Folder, value: Word, async_: Word):
-    """A value that is saved in the background comes back as a save would have kept it: equal, of its type, as of the
-    call."""
-    made, stager = MAKERS[value](), stager_of(async_)
-    state["value"] = [made] if isinstance(made, tuple) else made
+    """An asynchronous save stores a value as a synchronous save does: equal and of its type at the time of the call."""
+    entry, stager = MAKERS[value](), make_stager(async_)
+    state["value"] = [entry] if isinstance(entry, tuple) else entry
     pending = dcp.async_save(state, storage_writer=writer(folder), async_stager=stager)
-    spoil(made)
-    finish(pending)
+    mutate(entry)
+    wait_for_save(pending)
     if stager is not None:
         stager.close()
     return {}
@@ -138,10 +111,10 @@ staged.due(lambda: {})
 
 
 @staged.then
-def _(state: Blank, reader: Reader, folder: Folder, value: Word):
+def _(state: Destination, reader: Reader, folder: Folder, value: Word):
     want = MAKERS[value]()
-    blank = torch.zeros(want.shape, dtype=want.dtype) if isinstance(want, torch.Tensor) else 0
-    state["value"] = [blank] if isinstance(want, tuple) else blank
+    destination = torch.zeros(want.shape, dtype=want.dtype) if isinstance(want, torch.Tensor) else 0
+    state["value"] = [destination] if isinstance(want, tuple) else destination
     load(state, reader(folder))
     got = state.pop("value")
     got = got[0] if isinstance(want, tuple) and isinstance(got, list) else got
@@ -158,34 +131,33 @@ def _(state, value):
     return {"loaded": state, "type": Of(type(want).__name__), "value": repr(want)}
 
 
-def renew(value: Any, newer: Any) -> None:
-    """Give every tensor of a state the elements of that in another, in its own memory."""
+def copy_tensors(value: Any, newer: Any) -> None:
+    """Copy the elements of every tensor of a newer state into the tensor of this state."""
     if isinstance(value, torch.Tensor):
         with torch.no_grad():
             value.copy_(newer)
     elif isinstance(value, dict):
         for key in value:
-            renew(value[key], newer[key])
+            copy_tensors(value[key], newer[key])
     elif isinstance(value, list):
         for entry, other in zip(value, newer, strict=True):
-            renew(entry, other)
+            copy_tensors(entry, other)
 
 
 @trip_law(
     "staged-again",
     source=f"{DOCS}, async_save: async_stager, closed after the last checkpoint; AsyncStager.stage",
-    holds="mesh=2 x=5:S(0) a=4:R",
+    control="mesh=2 x=5:S(0) a=4:R",
     texts=STAGED_AGAIN,
     features=lambda case: {"async-save"},
-    stages=worlds,
+    stages=world_sizes,
 )
 def staged_again(state: Saved, newer: Newer, writer: Writer, folder: Folder):
-    """A stager that serves one save after another gives each the values of its moment, in tensors that stay the
-    same."""
-    stager = stager_of("stager")
-    finish(dcp.async_save(state, storage_writer=writer(f"{folder}/first"), async_stager=stager))
-    renew(state, newer)
-    finish(dcp.async_save(state, storage_writer=writer(f"{folder}/second"), async_stager=stager))
+    """Saves with one stager each store the values at the time of their call, of tensors that change in place."""
+    stager = make_stager("stager")
+    wait_for_save(dcp.async_save(state, storage_writer=writer(f"{folder}/first"), async_stager=stager))
+    copy_tensors(state, newer)
+    wait_for_save(dcp.async_save(state, storage_writer=writer(f"{folder}/second"), async_stager=stager))
     stager.close()
     return {}
 
@@ -193,29 +165,29 @@ def staged_again(state: Saved, newer: Newer, writer: Writer, folder: Folder):
 staged_again.due(lambda: {})
 
 
-then_both_loaded(staged_again)
+add_both_loads(staged_again)
 
 
 @trip_law(
     "stager",
     source=f"{DOCS}, AsyncStager: stage, should_synchronize_after_execute, synchronize_staging; async_save",
-    holds="mesh=2 x=5:S(0) a=4:R waits=yes",
+    control="mesh=2 x=5:S(0) a=4:R waits=yes",
     texts=(
         "mesh=2 x=5:S(0) a=4:R waits=no",
         "mesh=2x2 x=5x4:S(0),S(1) a=3:-:int64 state={x:x,d:{a:a,n:1}} waits=yes",
         "mesh=3 mesh.load=2 x=7:S(0):float64 waits=no",
     ),
     features=lambda case: {"async-save"},
-    stages=worlds,
+    stages=world_sizes,
 )
 def stager(state: Saved, newer: Newer, writer: Writer, folder: Folder, waits: Literal["yes", "no"]):
-    """What a user's stager gives is what an asynchronous save keeps, and it is waited for where it says so."""
+    """An asynchronous save stores the state that a custom stager returns, and waits for the stager if it says so."""
     calls = []
 
-    class Giving(AsyncStager):
+    class CustomStager(AsyncStager):
         should_synchronize_after_execute = waits == "yes"
 
-        def stage(self, given):
+        def stage(self, state_dict):
             calls.append("stage")
             return state
 
@@ -225,7 +197,7 @@ def stager(state: Saved, newer: Newer, writer: Writer, folder: Folder, waits: Li
         def close(self):
             pass
 
-    finish(dcp.async_save(newer, storage_writer=writer(folder), async_stager=Giving()))
+    wait_for_save(dcp.async_save(newer, storage_writer=writer(folder), async_stager=CustomStager()))
     return {"calls": calls}
 
 
@@ -234,4 +206,4 @@ def _(waits):
     return {"calls": ["stage", "synchronize"] if waits == "yes" else ["stage"]}
 
 
-then_loaded(stager)
+add_load(stager)

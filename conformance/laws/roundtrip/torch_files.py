@@ -1,11 +1,8 @@
-"""Laws on checkpoints that are one file of ``torch.save``, and on loads that build their own state.
+"""Laws on checkpoints that are one file of ``torch.save``, and on loads by keys.
 
-``torch-file``: the tensors of a case are saved whole in one file, which the ranks of the load get: read by the
-coordinator and handed out
-(``through=reader``, into plain tensors: torch 2.13 has no way from there into DTensors), or turned into a checkpoint
-first
-(``through=checkpoint``). ``keys`` of ``keys`` are names of leaves, or of dicts that hold some, joined by ``+``;
-``all`` is everything.
+``through=reader``: the coordinator reads the file and broadcasts it, into plain tensors (torch 2.13 cannot load it into
+DTensors). ``through=checkpoint``: the file is converted to a checkpoint first. ``keys``: names of leaves, or of dicts
+that have some, joined by ``+``; or ``all``.
 """
 
 from __future__ import annotations
@@ -22,15 +19,15 @@ from torch.distributed.checkpoint.format_utils import (
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank, Word
-from shardlaw.conformance.laws.checkpoint.calls import load, told_plainly
+from shardlaw.conformance.laws.checkpoint.calls import convert_failures, load
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Blank, PlannerField, Reader, StateField
-from shardlaw.conformance.laws.checkpoint.trip import worlds
-from shardlaw.conformance.laws.roundtrip.cases import IN_FILES, after_save, trip_law
+from shardlaw.conformance.laws.checkpoint.fields import Destination, PlannerField, Reader, StateField
+from shardlaw.conformance.laws.checkpoint.trip import world_sizes
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, after_save, due_loaded, trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot, State, flatten, unflatten
 
 DOCS = "torch.distributed.checkpoint docs"
-Whole = Annotated[dict[str, Any], StateField("save", plain=True)]
+FullState = Annotated[dict[str, Any], StateField("save", plain=True)]
 
 FILES = (
     "mesh=2 x=5x2:- a=4:-:int64 through=reader",
@@ -65,19 +62,19 @@ KEYS = (
 @trip_law(
     "torch-file",
     source=f"{DOCS}, format_utils: BroadcastingTorchSaveReader, DynamicMetaLoadPlanner, torch_save_to_dcp",
-    holds="mesh=2 x=5x2:- a=4:- through=reader",
+    control="mesh=2 x=5x2:- a=4:- through=reader",
     texts=FILES,
     features=lambda case: {f"through:{case.get('through')}"},
-    stages=worlds,
-    needs=IN_FILES,
+    stages=world_sizes,
+    needs=NEEDS_FILES,
 )
-def torch_file(state: Whole, rank: Rank, folder: Folder, through: Word):
-    """One file of whole tensors, read by one rank, fills those of all ranks; turned into a checkpoint, tensors of any
+def torch_file(state: FullState, rank: Rank, folder: Folder, through: Word):
+    """A file of full tensors, read by one rank, loads into plain tensors on all; converted to a checkpoint, into any
     layout."""
     if rank == 0:
-        torch.save(state, f"{folder}/whole.pt")
+        torch.save(state, f"{folder}/full.pt")
         if through == "checkpoint":
-            torch_save_to_dcp(f"{folder}/whole.pt", f"{folder}/turned")
+            torch_save_to_dcp(f"{folder}/full.pt", f"{folder}/converted")
     return {}
 
 
@@ -86,37 +83,37 @@ torch_file.due(lambda: {})
 
 @torch_file.then
 def _(
-    state: Blank,
+    state: Destination,
     reader: Reader,
-    planner: Annotated[Any, PlannerField(saves=False, made=DynamicMetaLoadPlanner)],
+    planner: Annotated[Any, PlannerField(saves=False, planner_class=DynamicMetaLoadPlanner)],
     folder: Folder,
     through: Word,
     id: Word = "",
     nested: Word = "",
 ):
     if through == "checkpoint":
-        return {"loaded": load(state, reader(f"{folder}/turned"))}
-    of_file = BroadcastingTorchSaveReader() if id and not nested else BroadcastingTorchSaveReader(f"{folder}/whole.pt")
-    return {"loaded": load(state, of_file, planner, checkpoint_id=f"{folder}/whole.pt")}
+        return {"loaded": load(state, reader(f"{folder}/converted"))}
+    file_reader = (
+        BroadcastingTorchSaveReader() if id and not nested else BroadcastingTorchSaveReader(f"{folder}/full.pt")
+    )
+    return {"loaded": load(state, file_reader, planner, checkpoint_id=f"{folder}/full.pt")}
 
 
-@torch_file.due
-def _(state):
-    return {"loaded": state}
+torch_file.due(due_loaded)
 
 
 @trip_law(
     "refuses[value]",
     source=f"{DOCS}, format_utils: BroadcastingTorchSaveReader, DynamicMetaLoadPlanner: only supports loading Tensors",
-    holds="mesh=2 x=5x2:- a=4:- state={x:x,a:a,n:1}",
+    control="mesh=2 x=5x2:- a=4:- state={x:x,a:a,n:1}",
     texts=VALUES,
-    stages=worlds,
-    needs=IN_FILES,
+    stages=world_sizes,
+    needs=NEEDS_FILES,
 )
-def value_in_file(state: Whole, rank: Rank, folder: Folder):
-    """Of a file of tensors, a value that is no tensor is refused by every rank, and the tensors can be loaded still."""
+def value_in_file(state: FullState, rank: Rank, folder: Folder):
+    """A load of a value that is no tensor from a file is refused on every rank; the tensors in it can be loaded."""
     if rank == 0:
-        torch.save(state, f"{folder}/whole.pt")
+        torch.save(state, f"{folder}/full.pt")
     return {}
 
 
@@ -124,11 +121,11 @@ value_in_file.due(lambda: {})
 
 
 @value_in_file.then
-def _(state: Blank, again: Blank, folder: Folder):
-    file = f"{folder}/whole.pt"
+def _(state: Destination, second: Destination, folder: Folder):
+    file = f"{folder}/full.pt"
     reader, planner = BroadcastingTorchSaveReader(file), DynamicMetaLoadPlanner()
     refused = caught(lambda: load(state, reader, planner, checkpoint_id=file))
-    tensors = {key: value for key, value in again.items() if isinstance(value, torch.Tensor)}
+    tensors = {key: value for key, value in second.items() if isinstance(value, torch.Tensor)}
     load(tensors, BroadcastingTorchSaveReader(file), DynamicMetaLoadPlanner(), checkpoint_id=file)
     return {"value": refused, "tensors": tensors}
 
@@ -136,38 +133,36 @@ def _(state: Blank, again: Blank, folder: Folder):
 @value_in_file.due
 def _(state: Contents):
     tensors = {key: value for key, value in state.tree.items() if isinstance(value, Slot)}
-    return {"value": Refused(), "tensors": state.holding(tensors)}
+    return {"value": Refused(), "tensors": state.with_tree(tensors)}
 
 
-def chosen(state: State, keys: str) -> State:
-    """The part of a state that the keys name."""
+def select(state: State, keys: str) -> State:
+    """The part of a state under these keys."""
     if keys == "all":
         return unflatten(flatten(state))
-    named = keys.split("+")
-    kept = {}
+    names, selected = {*keys.split("+")}, {}
     for name, (path, leaf) in flatten(state).items():
-        inside = {".".join(map(str, path[:end])) for end in range(1, len(path) + 1)}
-        if inside & {*named}:
-            kept[name] = (path, leaf)
-    return unflatten(kept)
+        if names & {".".join(map(str, path[:end])) for end in range(1, len(path) + 1)}:
+            selected[name] = (path, leaf)
+    return unflatten(selected)
 
 
 @after_save(
     "keys",
     source="torch.distributed.checkpoint.state_dict_loader._load_state_dict_from_keys: loads any key specified "
     "in this set",
-    holds="mesh=2 x=5x2:S(0) a=4:R state={m:{x:x,n:1},a:a} keys=m",
+    control="mesh=2 x=5x2:S(0) a=4:R state={m:{x:x,n:1},a:a} keys=m",
     texts=KEYS,
-    needs=IN_FILES,
+    needs=NEEDS_FILES,
 )
 def by_keys(reader: Reader, keys: Word, folder: Folder):
-    """A load by keys gives what stands under them in the saved state, whole and in its place, and nothing else."""
-    named = {*keys.split("+")}
-    wanted = None if keys == "all" else keys if len(named) == 1 else named
-    with told_plainly():
-        return {"keys": compat.load_state_dict_from_keys(wanted, storage_reader=reader(folder))}
+    """A load by keys gives the part of the saved state under these keys, with full tensors."""
+    names = {*keys.split("+")}
+    selected = None if keys == "all" else keys if len(names) == 1 else names
+    with convert_failures():
+        return {"keys": compat.load_state_dict_from_keys(selected, storage_reader=reader(folder))}
 
 
 @by_keys.due
-def _(keys, whole: Whole):
-    return {"keys": whole.holding(chosen(whole.tree, keys))}  # type: ignore[attr-defined]
+def _(keys, full: FullState):
+    return {"keys": full.with_tree(select(full.tree, keys))}  # type: ignore[attr-defined]

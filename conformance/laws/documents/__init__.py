@@ -1,1 +1,0 @@
-"""What the documents' own examples left undone."""
