@@ -136,7 +136,7 @@ MODULES = (
     "op.backward",
     "op.modes",
     "op.refusals",
-    "collective.flight",
+    "collective.in_flight",
     "collective.functional",
     "collective.groups",
     "collective.messages",
