@@ -62,7 +62,7 @@ MODULES = (
     "redistribute.views",
     "mesh.coordinates",
     "mesh.views",
-    "mesh.made",
+    "mesh.creation",
     "mesh.algebra",
     "mesh.names",
     "mesh.tables",
