@@ -32,14 +32,11 @@ from shardlaw.reference.mesh import Mesh
 from shardlaw.strategies.collectives import groups
 
 
-def draw_barrier(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(groups(world_size=limits.world_size, tables=False))
-        late = draw(st.sampled_from(mesh.ranks))
-        return fields(mesh=mesh, late=late, work="async" if draw(draws.one_in(3)) else None)
-
-    return case()
+@st.composite
+def draw_barrier(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(groups(world_size=limits.world_size, tables=False))
+    late = draw(st.sampled_from(mesh.ranks))
+    return fields(mesh=mesh, late=late, work="async" if draw(draws.one_in(3)) else None)
 
 
 @draws.collective_law(
@@ -165,17 +162,12 @@ def _(call, rank: Rank):
     return {"again": call.due(rank)}
 
 
-def draw_new_group(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(groups(world_size=limits.world_size))
-        order = "kept" if list(mesh.ranks) != sorted(mesh.ranks) and draw(st.booleans()) else None
-        world = max(mesh.ranks) + 2
-        return fields(
-            mesh=mesh, ranks=order, world=world if world <= limits.world_size and draw(draws.one_in(4)) else None
-        )
-
-    return case()
+@st.composite
+def draw_new_group(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(groups(world_size=limits.world_size))
+    order = "kept" if list(mesh.ranks) != sorted(mesh.ranks) and draw(st.booleans()) else None
+    world = max(mesh.ranks) + 2
+    return fields(mesh=mesh, ranks=order, world=world if world <= limits.world_size and draw(draws.one_in(4)) else None)
 
 
 @draws.collective_law(

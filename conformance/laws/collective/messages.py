@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
@@ -99,25 +98,22 @@ def messages_due(sends, group, rank: Rank):
     return {"message": [arrived[source, to, tag].pop(0) for source, to, tag, _ in sends if group[to] == rank]}
 
 
-def draw_messages(limits: Limits, tags: bool) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(groups(world_size=limits.world_size, least=2))
-        pairs = [(i, j) for i in range(mesh.size) for j in range(mesh.size) if i != j]
-        sends = draw(st.lists(st.sampled_from(pairs), min_size=1, max_size=6))
-        tagged = [f"{i}-{j}:{draw(st.integers(0, 2))}" if tags else f"{i}-{j}" for i, j in sends]
-        x = TensorSpec(draw(shapes(max_size=5)), None, draw(st.sampled_from([limits.dtypes[0], *limits.dtypes])))
-        how = draw(st.sampled_from(("batch", "works") if tags else ("batch", "batch", "works", "blocking")))
-        return fields(
-            mesh=mesh,
-            x=x,
-            sends="/".join(tagged),
-            how=how,
-            receive="reversed" if tags and draw(st.booleans()) else None,
-            by="position" if how != "batch" and draw(draws.one_in(3)) else None,
-        )
-
-    return case()
+@st.composite
+def draw_messages(draw: st.DrawFn, limits: Limits, tags: bool) -> Case:
+    mesh = draw(groups(world_size=limits.world_size, least=2))
+    pairs = [(i, j) for i in range(mesh.size) for j in range(mesh.size) if i != j]
+    sends = draw(st.lists(st.sampled_from(pairs), min_size=1, max_size=6))
+    tagged = [f"{i}-{j}:{draw(st.integers(0, 2))}" if tags else f"{i}-{j}" for i, j in sends]
+    x = TensorSpec(draw(shapes(max_size=5)), None, draw(st.sampled_from([limits.dtypes[0], *limits.dtypes])))
+    how = draw(st.sampled_from(("batch", "works") if tags else ("batch", "batch", "works", "blocking")))
+    return fields(
+        mesh=mesh,
+        x=x,
+        sends="/".join(tagged),
+        how=how,
+        receive="reversed" if tags and draw(st.booleans()) else None,
+        by="position" if how != "batch" and draw(draws.one_in(3)) else None,
+    )
 
 
 def features_messages(case: Case) -> set[str]:
@@ -184,17 +180,14 @@ class ValuesField(Field):
         return names
 
 
-def draw_objects(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        call = draw(st.sampled_from(get_args(OBJECT_CALLS)))
-        mesh = draw(groups(world_size=limits.world_size, least=2 if call == "send_object_list" else 1))
-        names = draw(st.lists(st.sampled_from(sorted(OBJECTS)), min_size=1, max_size=3))
-        root = draw(st.integers(0, mesh.size - 1)) if call != "all_gather_object" else 0
-        by = "position" if call != "all_gather_object" and draw(draws.one_in(3)) else None
-        return fields(mesh=mesh, call=call, values=".".join(names), root=root or None, by=by)
-
-    return case()
+@st.composite
+def draw_objects(draw: st.DrawFn, limits: Limits) -> Case:
+    call = draw(st.sampled_from(get_args(OBJECT_CALLS)))
+    mesh = draw(groups(world_size=limits.world_size, least=2 if call == "send_object_list" else 1))
+    names = draw(st.lists(st.sampled_from(sorted(OBJECTS)), min_size=1, max_size=3))
+    root = draw(st.integers(0, mesh.size - 1)) if call != "all_gather_object" else 0
+    by = "position" if call != "all_gather_object" and draw(draws.one_in(3)) else None
+    return fields(mesh=mesh, call=call, values=".".join(names), root=root or None, by=by)
 
 
 @draws.collective_law(

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
@@ -117,20 +116,16 @@ def _(group, call, rank: Rank):
     return {"wrong elements": [] if call == "gather" and not lists else [0] * (len(group) if lists else 1)}
 
 
-def draw_bits(limits: Limits) -> SearchStrategy[Case]:
+@st.composite
+def draw_bits(draw: st.DrawFn, limits: Limits) -> Case:
     dtypes = [dtype for dtype in BITS if dtype in limits.dtypes]
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        call, mesh = draw(st.sampled_from(MOVES)), draw(groups(world_size=limits.world_size, least=2))
-        dtype, fill = draw(st.sampled_from(dtypes)), draw(st.sampled_from(("edges", "edges", "wide")))
-        spec = TensorSpec(draw(shapes(min_dims=1, max_dims=2, min_size=1, max_size=9)), None, BITS[dtype], fill)
-        root = draw(st.integers(0, mesh.size - 1)) if call in ("broadcast", "gather", "scatter") else 0
-        form = "joined" if call.endswith("_single") else None
-        values: dict[str, Any] = {"mesh": mesh, "x": spec, "call": call, "as": dtype, "form": form}
-        return fields(**values, root=root or None, seed=draw(st.integers(0, 9)) or None)
-
-    return case()
+    call, mesh = draw(st.sampled_from(MOVES)), draw(groups(world_size=limits.world_size, least=2))
+    dtype, fill = draw(st.sampled_from(dtypes)), draw(st.sampled_from(("edges", "edges", "wide")))
+    spec = TensorSpec(draw(shapes(min_dims=1, max_dims=2, min_size=1, max_size=9)), None, BITS[dtype], fill)
+    root = draw(st.integers(0, mesh.size - 1)) if call in ("broadcast", "gather", "scatter") else 0
+    form = "joined" if call.endswith("_single") else None
+    values: dict[str, Any] = {"mesh": mesh, "x": spec, "call": call, "as": dtype, "form": form}
+    return fields(**values, root=root or None, seed=draw(st.integers(0, 9)) or None)
 
 
 @draws.collective_law(

@@ -75,23 +75,19 @@ def _(local: Global, stride, rank: Rank, requires_grad=False):
     return {**given, **(back if inside else dict.fromkeys(back, ...))}
 
 
-def draw_infer(limits: Limits) -> SearchStrategy[Case]:
+@st.composite
+def draw_infer(draw: st.DrawFn, limits: Limits) -> Case:
     mesh_drawn = st.sampled_from(draws.meshes(limits, outside=False, least=2))
     any_shape, no_unit_dims = shapes(min_dims=1), shapes(min_dims=1, min_size=2)
     shape_drawn = st.sampled_from([no_unit_dims] * 7 + [any_shape]).flatmap(lambda shape: shape)
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh, local = draw(mesh_drawn), draw(shape_drawn)
-        at = draw(draw_placements(mesh, len(local), kinds=("R", "S", "P")))
-        shape = [*local]
-        for extent, dim in zip(mesh.shape, map(shard_dim, at), strict=True):
-            if dim is not None:
-                shape[dim] *= extent
-        memory = "plain" if min(local) < 2 else draw(st.sampled_from(["plain", "plain", "transposed"]))
-        return fields(mesh=mesh, x=TensorSpec(tuple(shape), at, memory=memory), seed=draw(draws.seeds()))
-
-    return case()
+    mesh, local = draw(mesh_drawn), draw(shape_drawn)
+    at = draw(draw_placements(mesh, len(local), kinds=("R", "S", "P")))
+    shape = [*local]
+    for extent, dim in zip(mesh.shape, map(shard_dim, at), strict=True):
+        if dim is not None:
+            shape[dim] *= extent
+    memory = "plain" if min(local) < 2 else draw(st.sampled_from(["plain", "plain", "transposed"]))
+    return fields(mesh=mesh, x=TensorSpec(tuple(shape), at, memory=memory), seed=draw(draws.seeds()))
 
 
 def features_infer(case: Case) -> set[str]:
@@ -123,19 +119,15 @@ def _(local: Global):
     return {"local": local, "stride": ... if 0 in shape else Of(stride)}
 
 
-def draw_checked(limits: Limits) -> SearchStrategy[Case]:
+@st.composite
+def draw_checked(draw: st.DrawFn, limits: Limits) -> Case:
     on = draws.meshes(limits, outside=False, tables=False, least=2)
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        how = draw(st.sampled_from(("data", "data", "data", "data", "shape", "dtype")))
-        base = draw(draws.placed(limits, on=on, kinds=("R", "S"), min_dims=1))
-        spec = base.tensor("x")
-        if how == "data":
-            return base.with_fields(how=how)
-        return base.with_fields(how=how, x=TensorSpec(tuple(max(size, 1) for size in spec.shape), spec.placements))
-
-    return case()
+    how = draw(st.sampled_from(("data", "data", "data", "data", "shape", "dtype")))
+    base = draw(draws.placed(limits, on=on, kinds=("R", "S"), min_dims=1))
+    spec = base.tensor("x")
+    if how == "data":
+        return base.with_fields(how=how)
+    return base.with_fields(how=how, x=TensorSpec(tuple(max(size, 1) for size in spec.shape), spec.placements))
 
 
 def sweep_checked(limits: Limits) -> list[Case]:

@@ -57,25 +57,21 @@ class Model(nn.Module):
         return x
 
 
-def draw_module(limits: Limits) -> SearchStrategy[Case]:
+@st.composite
+def draw_module(draw: st.DrawFn, limits: Limits) -> Case:
     on = draws.meshes(limits, tables=False)
     hooks, arguments = st.sampled_from(HOOKS), st.sampled_from([3, 3, 2])
     frozen, fn = st.sampled_from([None, None, 1]), st.sampled_from(["some", "some", "some", "none"])
     others = shapes(min_dims=1, max_dims=2)  # not 0-d: outside the mesh such a local tensor has an element
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh, shape = draw(st.sampled_from(on)), draw(shapes(min_dims=1))
-        at = draw(draw_placements(mesh, len(shape), kinds=("R", "S")))
-        partition, hook = draw(fn), draw(hooks)
-        if partition == "none":
-            at = (reference.Replicate(),) * mesh.ndim
-        x, a, b = TensorSpec(shape, at), TensorSpec(draw(others)), TensorSpec(draw(others), None, "int64")
-        count = draw(arguments) if hook != "none" else None
-        more = {"fn": partition, "hooks": hook, "arguments": count, "frozen": draw(frozen)}
-        return fields(mesh=mesh, x=x, a=a, b=b, **more, seed=draw(draws.seeds()))
-
-    return case()
+    mesh, shape = draw(st.sampled_from(on)), draw(shapes(min_dims=1))
+    at = draw(draw_placements(mesh, len(shape), kinds=("R", "S")))
+    partition, hook = draw(fn), draw(hooks)
+    if partition == "none":
+        at = (reference.Replicate(),) * mesh.ndim
+    x, a, b = TensorSpec(shape, at), TensorSpec(draw(others)), TensorSpec(draw(others), None, "int64")
+    count = draw(arguments) if hook != "none" else None
+    more = {"fn": partition, "hooks": hook, "arguments": count, "frozen": draw(frozen)}
+    return fields(mesh=mesh, x=x, a=a, b=b, **more, seed=draw(draws.seeds()))
 
 
 @law(

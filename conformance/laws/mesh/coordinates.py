@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardlaw.conformance.law.act import fields
@@ -111,21 +110,17 @@ def _(mesh, rank: Rank):
     return {"members": ranks_along_dims(mesh, rank), "gathered": ranks_along_dims(mesh, rank)}
 
 
-def draw_equality(limits: Limits) -> SearchStrategy[Case]:
+@st.composite
+def draw_equality(draw: st.DrawFn, limits: Limits) -> Case:
     first_drawn = st.sampled_from(list(dict.fromkeys(draws.meshes(limits, least=2))))
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        first = draw(first_drawn)
-        similar = [
-            mesh
-            for mesh in dict.fromkeys(draws.meshes(limits))
-            if mesh.size == first.size and max(mesh.ranks) == max(first.ranks)
-        ]
-        second = draw(st.sampled_from([first, *similar]))
-        return fields(mesh=first, mesh__b=second, names=draw(st.sampled_from(["none", "first", "both", "differ"])))
-
-    return case()
+    first = draw(first_drawn)
+    similar = [
+        mesh
+        for mesh in dict.fromkeys(draws.meshes(limits))
+        if mesh.size == first.size and max(mesh.ranks) == max(first.ranks)
+    ]
+    second = draw(st.sampled_from([first, *similar]))
+    return fields(mesh=first, mesh__b=second, names=draw(st.sampled_from(["none", "first", "both", "differ"])))
 
 
 @mesh_law(

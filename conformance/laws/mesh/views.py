@@ -50,13 +50,10 @@ def subsequences(names: tuple[str, ...], min_size: int, max_size: int) -> Search
     return st.sampled_from([chosen for size in sizes for chosen in itertools.combinations(names, size)])
 
 
-def draw_slice(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(meshes(limits)))
-        return fields(mesh=mesh, slice=draw(subsequences(dim_names(mesh), 1, mesh.ndim)))
-
-    return case()
+@st.composite
+def draw_slice(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(st.sampled_from(meshes(limits)))
+    return fields(mesh=mesh, slice=draw(subsequences(dim_names(mesh), 1, mesh.ndim)))
 
 
 @mesh_law(
@@ -77,14 +74,11 @@ def _(mesh, slice_, rank: Rank):
     }
 
 
-def draw_compose(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(meshes(limits)))
-        outer = draw(subsequences(dim_names(mesh), 2, mesh.ndim))
-        return fields(mesh=mesh, slice=outer, of=draw(subsequences(outer, 1, len(outer))))
-
-    return case()
+@st.composite
+def draw_compose(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(st.sampled_from(meshes(limits)))
+    outer = draw(subsequences(dim_names(mesh), 2, mesh.ndim))
+    return fields(mesh=mesh, slice=outer, of=draw(subsequences(outer, 1, len(outer))))
 
 
 @mesh_law("slice-compose", SLICES, "mesh=1x2x2 slice=a,c of=c", draw=draw_compose, draws=24, members=True, weight=0.4)
@@ -149,16 +143,13 @@ def _(mesh, slice_, rank: Rank):
     return {"slice": Either((transposed, refused)) if slice_ == "b,a" else refused}
 
 
-def draw_flatten(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(meshes(limits)))
-        all_dims = mesh.size <= max(mesh.ranks)  # a rank outside the mesh has no slice of some dims
-        named = draw(st.sampled_from([None, None, None, "default", "default" if all_dims else "itself"]))
-        least, most = (1, 1) if named == "itself" else (mesh.ndim if all_dims else 2, mesh.ndim)
-        return fields(mesh=mesh, flatten=draw(subsequences(dim_names(mesh), least, most)), named=named)
-
-    return case()
+@st.composite
+def draw_flatten(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(st.sampled_from(meshes(limits)))
+    all_dims = mesh.size <= max(mesh.ranks)  # a rank outside the mesh has no slice of some dims
+    named = draw(st.sampled_from([None, None, None, "default", "default" if all_dims else "itself"]))
+    least, most = (1, 1) if named == "itself" else (mesh.ndim if all_dims else 2, mesh.ndim)
+    return fields(mesh=mesh, flatten=draw(subsequences(dim_names(mesh), least, most)), named=named)
 
 
 @mesh_law(
