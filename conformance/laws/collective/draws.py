@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from hypothesis import strategies as st
@@ -24,7 +25,8 @@ OPS = ("sum", "sum", "max", "min", "product", "avg", "band", "bor", "bxor")
 # reductions of equal numbers to that number
 IDEMPOTENT = ("max", "min", "avg", "band", "bor")
 FILLS = st.sampled_from(("distinct",) * 8 + ("wide", "edges"))
-Extra = Callable[[st.DrawFn, Mesh], dict[str, Any]]
+# further fields of a case: a strategy for each, or a function that draws them for the mesh
+Extra = Mapping[str, SearchStrategy[Any]] | Callable[[st.DrawFn, Mesh], dict[str, Any]]
 Features = Callable[[Case], set[str]]
 
 
@@ -50,7 +52,7 @@ def calls(
     expanded: bool = True,
     parts: bool = True,
     tables: bool = True,
-    extra: Extra | None = None,
+    extra: Extra = MappingProxyType({}),
 ) -> SearchStrategy[Case]:
     """Cases of one collective.
 
@@ -114,7 +116,7 @@ def calls(
             values["work"] = "async" if draw(one_in(3)) else None
             late = draw(st.integers(0, 8 * mesh.size))
             values["late"] = late if late and late < mesh.size else None
-        values |= extra(draw, mesh) if extra else {}
+        values |= extra(draw, mesh) if callable(extra) else {name: draw(drawn) for name, drawn in extra.items()}
         return fields(**values, seed=draw(st.integers(0, 9)) or None)
 
     return case()

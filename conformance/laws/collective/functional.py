@@ -211,10 +211,6 @@ def functional_law(name: str, variant: Variant) -> Law:
     return law
 
 
-def _draw_dim(draw: st.DrawFn, mesh: Mesh) -> dict[str, Any]:
-    return {"dim": draw(st.sampled_from((None, 1, 1, -1)))}
-
-
 def _draw_permutation(draw: st.DrawFn, mesh: Mesh) -> dict[str, Any]:
     to = draws.join_ints(draw(st.permutations(range(mesh.size))))
     # matrices only in a group of all ranks, so that every rank gets the same error
@@ -222,7 +218,7 @@ def _draw_permutation(draw: st.DrawFn, mesh: Mesh) -> dict[str, Any]:
     return {"to-position": to, **({"x": TensorSpec((2, 3)), "world": None} if is_matrix else {})}
 
 
-ALONG: dict[str, Any] = {"min_dims": 2, "extra": _draw_dim, "expanded": False}
+ALONG: dict[str, Any] = {"min_dims": 2, "extra": {"dim": st.sampled_from((None, 1, 1, -1))}, "expanded": False}
 SPLIT: dict[str, Any] = {"forms": ("joined",), "uneven": ("joined",), "splits": True, "min_dims": 1, "expanded": False}
 PERMUTED: dict[str, Any] = {"extra": _draw_permutation, "min_dims": 1, "max_dims": 1}
 FLOAT: dict[str, Any] = {"floats": True}

@@ -28,7 +28,6 @@ from shardlaw.conformance.laws.collective.fields import (
 )
 from shardlaw.conformance.laws.collective.specs import CollectiveSpec
 from shardlaw.reference import collective
-from shardlaw.reference.mesh import Mesh
 from shardlaw.strategies.collectives import groups
 
 
@@ -68,9 +67,7 @@ COMPOSED = Literal["reduce-broadcast", "reduce-scatter", "scatter-gather", "ther
 
 
 def draw_composed(limits: Limits) -> SearchStrategy[Case]:
-    def how(draw: st.DrawFn, mesh: Mesh) -> dict[str, Any]:
-        return {"how": draw(st.sampled_from(get_args(COMPOSED)))}
-
+    how = {"how": st.sampled_from(get_args(COMPOSED))}
     return draws.calls(limits, root=True, reduces=True, memories=False, timing=False, min_dims=1, extra=how)
 
 

@@ -139,9 +139,7 @@ interleaved.due(concurrent_due)
 
 
 def draw_inputs_kept(limits: Limits) -> SearchStrategy[Case]:
-    def call(draw: st.DrawFn, mesh: Mesh) -> dict[str, Any]:
-        return {"call": draw(st.sampled_from(OUT_OF_PLACE))}
-
+    call = {"call": st.sampled_from(OUT_OF_PLACE)}
     return draws.calls(limits, root=True, memories=False, timing=False, min_dims=1, extra=call)
 
 

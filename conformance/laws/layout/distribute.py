@@ -38,9 +38,8 @@ DOC = "torch.distributed.tensor docs"
 MEMORIES = ("plain", "transposed", "sliced", "expanded")
 
 
-def draw_requires_grad(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-    """The field ``requires_grad=1`` in one case of four; dtypes without gradients ignore it."""
-    return {"requires_grad": draw(st.sampled_from([None, None, None, 1]))}
+# dtypes without gradients ignore the field
+REQUIRES_GRAD = {"requires_grad": st.sampled_from([None, None, None, 1])}
 
 
 def first_rank(mesh: Mesh, position: int = 0) -> int:
@@ -53,7 +52,7 @@ def first_rank(mesh: Mesh, position: int = 0) -> int:
     source=f"{DOC}, distribute_tensor (src_data_rank=None) and Shard (torch.chunk semantic)",
     control="mesh=2x2 x=5x6:S(0),S(1)",
     draw=lambda limits: draws.placed(
-        limits, dtypes=limits.dtypes, memories=MEMORIES, fills=draws.SELDOM_EDGES, extra=draw_requires_grad
+        limits, dtypes=limits.dtypes, memories=MEMORIES, fills=draws.SELDOM_EDGES, extra=REQUIRES_GRAD
     ),
     draws=200,
     weight=1.2,
@@ -72,7 +71,8 @@ def _(x: Global, requires_grad=False):
     return {"local": x, "requires_grad": Of(grad), "leaf": Of(True), "stride": Of(x.full.stride()), "input": x.full}
 
 
-def draw_scatter(limits: Limits) -> SearchStrategy[Case]:
+def draw_tensors(limits: Limits) -> SearchStrategy[Case]:
+    """Tensors of any dtype and memory layout, on meshes of ascending ranks."""
     on = draws.meshes(limits, tables=False)
     return draws.placed(limits, on=on, dtypes=limits.dtypes, memories=MEMORIES)
 
@@ -81,7 +81,7 @@ def draw_scatter(limits: Limits) -> SearchStrategy[Case]:
     "layout.scatter",
     source=f"{DOC}, distribute_tensor (src_data_rank)",
     control="mesh=2x2 x=5x6:S(0),S(1)",
-    draw=draw_scatter,
+    draw=draw_tensors,
     draws=120,
     sweep=draws.out_of_order("S(0)"),
     sweeps=3,
@@ -198,16 +198,11 @@ def _(x: Global, rank: Rank):
     return {"box": Of([(box.offset, box.size)], "wrong-layout") if box else ..., "elements": Of(owned, "wrong-layout")}
 
 
-def draw_full(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False)
-    return draws.placed(limits, on=on, dtypes=limits.dtypes, memories=MEMORIES)
-
-
 @law(
     "layout.full",
     source=f"{DOC}, DTensor.full_tensor",
     control="mesh=2x2 x=5x6:S(0),S(1)",
-    draw=draw_full,
+    draw=draw_tensors,
     draws=120,
     sweep=draws.out_of_order("S(0)"),
     sweeps=3,
@@ -227,9 +222,7 @@ def _(x: Global, rank: Rank):
 
 
 def draw_negative(limits: Limits) -> SearchStrategy[Case]:
-    def how(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-        return {"how": draw(st.sampled_from(["distribute", "from_local", "redistribute"]))}
-
+    how = {"how": st.sampled_from(["distribute", "from_local", "redistribute"])}
     placed = draws.placed(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=how)
     return placed.filter(lambda case: "(-" in case.text)
 

@@ -19,7 +19,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Global, Of, Refused, caught
 from shardlaw.conformance.law.fields import Seed, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.layout.distribute import DOC, draw_requires_grad
+from shardlaw.conformance.laws.layout.distribute import DOC, REQUIRES_GRAD
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.tensor_fields import DtypeOf, GlobalOf, PlacedAs, ShapeOf, Whole
 from shardlaw.reference import placement as reference
@@ -32,10 +32,7 @@ RANDOM = ("rand", "randn")
 
 
 def draw_factory(limits: Limits) -> SearchStrategy[Case]:
-    def make(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-        return {"make": draw(st.sampled_from([*VALUES])), **draw_requires_grad(draw, layout)}
-
-    return draws.placed(limits, dtypes=limits.dtypes, extra=make)
+    return draws.placed(limits, dtypes=limits.dtypes, extra={"make": st.sampled_from([*VALUES])} | REQUIRES_GRAD)
 
 
 # the sizes as separate arguments and as a list

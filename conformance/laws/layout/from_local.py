@@ -16,7 +16,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of, Refused, caught
 from shardlaw.conformance.law.fields import Placements, Rank
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.layout.distribute import draw_requires_grad
+from shardlaw.conformance.laws.layout.distribute import REQUIRES_GRAD
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.tensor_fields import (
     ByRankField,
@@ -44,7 +44,7 @@ DOC = "torch.distributed.tensor docs"
     source=f"{DOC}, DTensor.from_local and DTensor.to_local",
     control="mesh=2x2 x=5x6:S(0),P(sum)",
     draw=lambda limits: draws.placed(
-        limits, kinds=("R", "S", "_S", "P"), memories=("plain", "transposed"), extra=draw_requires_grad
+        limits, kinds=("R", "S", "_S", "P"), memories=("plain", "transposed"), extra=REQUIRES_GRAD
     ),
     draws=110,
     weight=0.6,
@@ -77,10 +77,9 @@ def _(local: Global, stride, rank: Rank, requires_grad=False):
 
 @st.composite
 def draw_infer(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh_drawn = st.sampled_from(draws.meshes(limits, outside=False, least=2))
     any_shape, no_unit_dims = shapes(min_dims=1), shapes(min_dims=1, min_size=2)
-    shape_drawn = st.sampled_from([no_unit_dims] * 7 + [any_shape]).flatmap(lambda shape: shape)
-    mesh, local = draw(mesh_drawn), draw(shape_drawn)
+    mesh = draw(st.sampled_from(draws.meshes(limits, outside=False, least=2)))
+    local = draw(st.sampled_from([no_unit_dims] * 7 + [any_shape]).flatmap(lambda shape: shape))
     at = draw(draw_placements(mesh, len(local), kinds=("R", "S", "P")))
     shape = [*local]
     for extent, dim in zip(mesh.shape, map(shard_dim, at), strict=True):

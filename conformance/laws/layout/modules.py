@@ -30,7 +30,6 @@ from shardlaw.strategies import shapes
 from shardlaw.strategies.placements import placements as draw_placements
 
 DOC = "torch.distributed.tensor docs, distribute_module"
-HOOKS = ("none", "input", "output", "both")
 OwnTensor = Annotated[
     torch.Tensor,
     ByRankField(lambda case, name: replace(own_values(case, name), step=7), OwnValues.whole),
@@ -59,18 +58,17 @@ class Model(nn.Module):
 
 @st.composite
 def draw_module(draw: st.DrawFn, limits: Limits) -> Case:
-    on = draws.meshes(limits, tables=False)
-    hooks, arguments = st.sampled_from(HOOKS), st.sampled_from([3, 3, 2])
-    frozen, fn = st.sampled_from([None, None, 1]), st.sampled_from(["some", "some", "some", "none"])
+    mesh, shape = draw(st.sampled_from(draws.meshes(limits, tables=False))), draw(shapes(min_dims=1))
     others = shapes(min_dims=1, max_dims=2)  # not 0-d: outside the mesh such a local tensor has an element
-    mesh, shape = draw(st.sampled_from(on)), draw(shapes(min_dims=1))
     at = draw(draw_placements(mesh, len(shape), kinds=("R", "S")))
-    partition, hook = draw(fn), draw(hooks)
+    partition = draw(st.sampled_from(["some", "some", "some", "none"]))
+    hooks = draw(st.sampled_from(["none", "input", "output", "both"]))
     if partition == "none":
         at = (reference.Replicate(),) * mesh.ndim
     x, a, b = TensorSpec(shape, at), TensorSpec(draw(others)), TensorSpec(draw(others), None, "int64")
-    count = draw(arguments) if hook != "none" else None
-    more = {"fn": partition, "hooks": hook, "arguments": count, "frozen": draw(frozen)}
+    arguments = draw(st.sampled_from([3, 3, 2])) if hooks != "none" else None
+    frozen = draw(st.sampled_from([None, None, 1]))
+    more = {"fn": partition, "hooks": hooks, "arguments": arguments, "frozen": frozen}
     return fields(mesh=mesh, x=x, a=a, b=b, **more, seed=draw(draws.seeds()))
 
 

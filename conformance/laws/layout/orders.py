@@ -72,14 +72,12 @@ def _(x: Global, rank: Rank):
 def draw_order(draw: st.DrawFn, limits: Limits) -> Case:
     names = ("2x2", "1x2", "2x1", "2x2x1", "1x2x2", "2x1x2", "2x2@0,2,1,3")
     on = [mesh for mesh in map(Mesh.parse, names) if max(mesh.ranks) < limits.world_size]
-    mesh_drawn, multiple = st.sampled_from(on), st.sampled_from([1, 2, 3])
-    any_placements = st.sampled_from([False] * 4 + [True])
-    mesh, dims = draw(mesh_drawn), draw(st.sampled_from([1, 1, 2]))
+    mesh, dims = draw(st.sampled_from(on)), draw(st.sampled_from([1, 1, 2]))
     mesh_dims = draw(st.permutations(range(mesh.ndim)))
     count = draw(st.integers(1 if dims == 1 else 0, mesh.ndim))
     orders = {0: tuple(mesh_dims[:count])} | ({1: tuple(mesh_dims[count:])} if dims == 2 else {})
-    shape = tuple(mesh.size * draw(multiple) for _ in range(dims))
-    if draw(any_placements):
+    shape = tuple(mesh.size * draw(st.sampled_from([1, 2, 3])) for _ in range(dims))
+    if draw(st.sampled_from([False] * 4 + [True])):
         at = draw(draw_placements(mesh, dims, kinds=("S", "_S", "R"), split_factors=(2, 3, 4, 5)))
         return fields(mesh=mesh, x=TensorSpec(shape, at), seed=draw(draws.seeds()))
     orders = {dim: order for dim, order in orders.items() if order}

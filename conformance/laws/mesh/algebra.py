@@ -16,11 +16,11 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import nested_ranks
 from shardlaw.conformance.laws.mesh.cases import MeshDimsField, MeshSlicesField, mesh_law, multi_dim_meshes
 from shardlaw.conformance.laws.mesh.description import (
-    all_reduce_due,
-    all_reduce_ranks,
     describe,
-    description_due,
+    describe_due,
     dim_names,
+    reduce_due,
+    reduce_ranks,
     slice_at,
     sorted_ranks,
 )
@@ -55,7 +55,7 @@ def concatenate(mesh: KeptNamedMesh, parts: Annotated[Any, MeshSlicesField()]):
     return {
         "joined": describe(joined),
         "equality": [joined == direct, hash(joined) == hash(direct)],
-        "traffic": all_reduce_ranks(joined),
+        "traffic": reduce_ranks(joined),
     }
 
 
@@ -64,9 +64,9 @@ def _(mesh, parts, rank: Rank):
     dims = tuple(dim for part in parts for dim in part)
     joined = slice_at(mesh, dims, rank)
     return {
-        "joined": description_due(joined, dim_names(mesh, dims), rank),
+        "joined": describe_due(joined, dim_names(mesh, dims), rank),
         "equality": [True, True],
-        "traffic": all_reduce_due(joined, rank),
+        "traffic": reduce_due(joined, rank),
     }
 
 
@@ -190,7 +190,7 @@ def unflatten_one(mesh: NamedMesh, of: Annotated[str, MeshDimsField()], sizes: S
     return {
         "cut": describe(cut),
         "slices": [describe(part) for part in slices],
-        "traffic": [all_reduce_ranks(part) for part in slices],
+        "traffic": [reduce_ranks(part) for part in slices],
     }
 
 
@@ -202,7 +202,7 @@ def _(mesh, of, sizes, rank: Rank):
     inside = cut.coord(rank) is not None
     slices = [slice_at(cut, (dim,), rank) for dim in range(cut.ndim)] if inside else []
     return {
-        "cut": description_due(cut, names, rank),
-        "slices": [description_due(part, (name,), rank) for part, name in zip(slices, names, strict=False)],
-        "traffic": [all_reduce_due(part, rank) for part in slices],
+        "cut": describe_due(cut, names, rank),
+        "slices": [describe_due(part, (name,), rank) for part, name in zip(slices, names, strict=False)],
+        "traffic": [reduce_due(part, rank) for part in slices],
     }

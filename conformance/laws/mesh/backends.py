@@ -19,12 +19,12 @@ from shardlaw.conformance.law.fields import DIM_NAMES, Device, MeshTable, Rank, 
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.mesh.cases import mesh_law
 from shardlaw.conformance.laws.mesh.description import (
-    all_reduce_due,
-    all_reduce_ranks,
     describe,
-    description_due,
+    describe_due,
     dim_names,
-    ranks_along_dims,
+    dim_ranks,
+    reduce_due,
+    reduce_ranks,
 )
 from shardlaw.reference.mesh import Mesh
 
@@ -111,7 +111,7 @@ def backends(
     return {
         "mesh": describe(created),
         "backend": [dist.get_backend(group) for group in groups],
-        "traffic": all_reduce_ranks(created),
+        "traffic": reduce_ranks(created),
         "options": [(ranks, is_ours) for ranks, is_ours, _ in own],
         "patience": [timeout.seconds for _, _, timeout in own] if options == "pair" else [],
         "waits": [compat.group_timeout(group, device).seconds for group in groups[at : at + 1] if options == "options"],
@@ -122,14 +122,14 @@ def backends(
 def _(mesh, how, of, options, rank: Rank):
     shapes = {"flatten": (mesh.size,), "cut": (2, mesh.size // 2)}
     created = Mesh(shapes.get(how, mesh.shape), mesh.ranks)
-    at, has_backend, ranks_by_dim = DIM_NAMES.index(of), options != "options", ranks_along_dims(created, rank)
+    at, has_backend, ranks_by_dim = DIM_NAMES.index(of), options != "options", dim_ranks(created, rank)
     own = ranks_by_dim[at : at + 1]  # none on a rank outside the mesh
     return {
-        "mesh": description_due(created, ("flat",) if how == "flatten" else dim_names(created), rank),
+        "mesh": describe_due(created, ("flat",) if how == "flatten" else dim_names(created), rank),
         "backend": Of(
             ["noted" if dim == at and has_backend else dist.Backend.GLOO for dim in range(len(ranks_by_dim))]
         ),
-        "traffic": all_reduce_due(created, rank),
+        "traffic": reduce_due(created, rank),
         "options": Of([(ranks, options == "pair") for ranks in own if has_backend]),
         "patience": Of([TIMEOUT.seconds for _ in own if options == "pair"]),
         "waits": Of([TIMEOUT.seconds for _ in own if not has_backend]),

@@ -19,12 +19,12 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import nested_ranks
 from shardlaw.conformance.laws.mesh.cases import DOC, every_mesh_law, mesh_law
 from shardlaw.conformance.laws.mesh.description import (
-    all_gather_ranks,
-    all_reduce_due,
-    all_reduce_ranks,
     describe,
-    description_due,
-    ranks_along_dims,
+    describe_due,
+    dim_ranks,
+    gather_ranks,
+    reduce_due,
+    reduce_ranks,
     sorted_ranks,
 )
 from shardlaw.conformance.laws.shared import draws
@@ -77,7 +77,7 @@ def groups(mesh: DeviceMesh):
         "no dim": without_dim is groups[0] if mesh.ndim == 1 else without_dim,
         "members": [sorted_ranks(group) for group in groups],
         "all groups": [first is second for first, second in zip(listed, groups, strict=False)],
-        "traffic": all_reduce_ranks(mesh),
+        "traffic": reduce_ranks(mesh),
     }
 
 
@@ -86,9 +86,9 @@ def _(mesh, rank: Rank):
     return {
         "count": Of(mesh.ndim),
         "no dim": Of(True) if mesh.ndim == 1 else Refused(),
-        "members": [sorted(ranks) for ranks in ranks_along_dims(mesh, rank)],
+        "members": [sorted(ranks) for ranks in dim_ranks(mesh, rank)],
         "all groups": [True] * mesh.ndim,
-        "traffic": all_reduce_due(mesh, rank),
+        "traffic": reduce_due(mesh, rank),
     }
 
 
@@ -102,18 +102,17 @@ def _(mesh, rank: Rank):
 def group_order(mesh: DeviceMesh):
     """The group of a mesh dim lists its ranks, and gathers from them, in the order of the table."""
     listed = [list(dist.get_process_group_ranks(mesh.get_group(dim))) for dim in range(mesh.ndim)]
-    return {"members": listed, "gathered": all_gather_ranks(mesh)}
+    return {"members": listed, "gathered": gather_ranks(mesh)}
 
 
 @group_order.due
 def _(mesh, rank: Rank):
-    return {"members": ranks_along_dims(mesh, rank), "gathered": ranks_along_dims(mesh, rank)}
+    return {"members": dim_ranks(mesh, rank), "gathered": dim_ranks(mesh, rank)}
 
 
 @st.composite
 def draw_equality(draw: st.DrawFn, limits: Limits) -> Case:
-    first_drawn = st.sampled_from(list(dict.fromkeys(draws.meshes(limits, least=2))))
-    first = draw(first_drawn)
+    first = draw(st.sampled_from(list(dict.fromkeys(draws.meshes(limits, least=2)))))
     similar = [
         mesh
         for mesh in dict.fromkeys(draws.meshes(limits))
@@ -172,5 +171,5 @@ def copies(mesh: DeviceMesh):
 
 @copies.due
 def _(mesh, rank: Rank):
-    due = {"equal": [True, True], **description_due(mesh, None, rank)}
+    due = {"equal": [True, True], **describe_due(mesh, None, rank)}
     return {"pickle": due, "copy": due}

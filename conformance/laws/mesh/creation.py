@@ -14,13 +14,7 @@ from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Device, MeshTable, NamedMesh, Rank, WordField, WorldSize
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.mesh.cases import DOC, ascending_meshes, mesh_law
-from shardlaw.conformance.laws.mesh.description import (
-    all_reduce_due,
-    all_reduce_ranks,
-    describe,
-    description_due,
-    dim_names,
-)
+from shardlaw.conformance.laws.mesh.description import describe, describe_due, dim_names, reduce_due, reduce_ranks
 
 FROM_GROUP = f"{DOC}.from_group"
 
@@ -41,7 +35,7 @@ def init(mesh: NamedMesh):
 
 @init.due
 def _(mesh, rank: Rank):
-    return {"mesh": description_due(mesh, dim_names(mesh), rank), "equality": True}
+    return {"mesh": describe_due(mesh, dim_names(mesh), rank), "equality": True}
 
 
 def mesh_from_world(device, **options):
@@ -140,7 +134,7 @@ def _(mesh, rank: Rank):
     if mesh.coord(rank) is None:
         return {}
     order = Refused() if mesh.size > 1 else None
-    return {"mesh": description_due(mesh, ("a",), rank), "group": True, "other table": Refused(), "other order": order}
+    return {"mesh": describe_due(mesh, ("a",), rank), "group": True, "other table": Refused(), "other order": order}
 
 
 def sweep_from_groups(limits: Limits) -> list[Case]:
@@ -180,7 +174,7 @@ def from_groups(mesh: MeshTable, groups: Literal["own", "sliced", "turned"], dev
     found = {
         "mesh": describe(created),
         "group": [created.get_group(name) is group for name, group in zip(names, given, strict=False)],
-        "traffic": all_reduce_ranks(created),
+        "traffic": reduce_ranks(created),
         "none": caught(lambda: make(groups=[])),
     }
     if table.ndim > 1:
@@ -198,8 +192,8 @@ def _(mesh, groups, rank: Rank):
         return {"turned": Refused()}
     refused = ("none", "no names", "no table", "arity") if mesh.ndim > 1 else ("none",)
     return {
-        "mesh": description_due(mesh, dim_names(mesh), rank),
+        "mesh": describe_due(mesh, dim_names(mesh), rank),
         "group": [True] * mesh.ndim,
-        "traffic": all_reduce_due(mesh, rank),
+        "traffic": reduce_due(mesh, rank),
         **dict.fromkeys(refused, Refused((ValueError, RuntimeError, TypeError))),
     }

@@ -30,7 +30,7 @@ def describe(mesh):
     }
 
 
-def all_reduce_ranks(mesh):
+def reduce_ranks(mesh):
     """The sum of ``10**rank`` along each mesh dim: a digit for each member. Empty on a rank outside."""
     totals = []
     for dim in range(mesh.ndim if mesh.get_coordinate() is not None else 0):
@@ -40,7 +40,7 @@ def all_reduce_ranks(mesh):
     return totals
 
 
-def all_gather_ranks(mesh):
+def gather_ranks(mesh):
     """The ranks along each mesh dim, in the order in which all_gather returns them."""
     found = []
     for dim in range(mesh.ndim):
@@ -51,25 +51,25 @@ def all_gather_ranks(mesh):
     return found
 
 
-def ranks_along_dims(mesh: Mesh, rank: int) -> list[list[int]]:
+def dim_ranks(mesh: Mesh, rank: int) -> list[list[int]]:
     """The ranks along each mesh dim through this one, in the order of the table. Empty for a rank outside."""
     coord = mesh.coord(rank)
     return [] if coord is None else [list(mesh.group(dim, coord)) for dim in range(mesh.ndim)]
 
 
-def description_due(mesh: Mesh, names: tuple[str, ...] | None, rank: int) -> dict[str, Any]:
+def describe_due(mesh: Mesh, names: tuple[str, ...] | None, rank: int) -> dict[str, Any]:
     """The due value of :func:`describe`."""
     return {
         "table": Of(nested_ranks(mesh), "wrong-layout"),
         "names": Of(names),
         "coordinate": mesh.coord(rank),
-        "members": [sorted(ranks) for ranks in ranks_along_dims(mesh, rank)],
+        "members": [sorted(ranks) for ranks in dim_ranks(mesh, rank)],
     }
 
 
-def all_reduce_due(mesh: Mesh, rank: int) -> list[int]:
-    """The due value of :func:`all_reduce_ranks`."""
-    return [sum(10**member for member in ranks) for ranks in ranks_along_dims(mesh, rank)]
+def reduce_due(mesh: Mesh, rank: int) -> list[int]:
+    """The due value of :func:`reduce_ranks`."""
+    return [sum(10**member for member in ranks) for ranks in dim_ranks(mesh, rank)]
 
 
 def dim_names(mesh: Mesh, dims: tuple[int, ...] | None = None) -> tuple[str, ...]:

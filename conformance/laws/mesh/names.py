@@ -18,7 +18,7 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.mesh.cases import DOC, Dims, MeshDimsField, all_meshes, mesh_law, multi_dim_meshes
 from shardlaw.conformance.laws.mesh.description import (
     describe,
-    description_due,
+    describe_due,
     dim_names,
     flatten_at,
     slice_at,
@@ -139,6 +139,6 @@ def _(mesh, of, rank: Rank):
     return {
         "equality": [True, True],
         "repr": Of(True),
-        "copy": description_due(view, names, rank),
+        "copy": describe_due(view, names, rank),
         "slice": True if view.ndim > 1 else None,
     }

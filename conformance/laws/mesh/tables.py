@@ -19,13 +19,7 @@ from shardlaw.conformance.law.fields import KeptNamedMesh, NamedMesh, Rank, Word
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import nested_ranks
 from shardlaw.conformance.laws.mesh.cases import DOC, all_meshes, ascending_meshes, mesh_law
-from shardlaw.conformance.laws.mesh.description import (
-    all_reduce_due,
-    all_reduce_ranks,
-    describe,
-    description_due,
-    dim_names,
-)
+from shardlaw.conformance.laws.mesh.description import describe, describe_due, dim_names, reduce_due, reduce_ranks
 
 # forms of a table, from nested lists
 FORMS = {
@@ -75,7 +69,7 @@ def tables(mesh: KeptNamedMesh, table: Annotated[str, WordField(FORMS)]):
 def _(mesh, rank: Rank):
     return {
         "input": nested_ranks(mesh),
-        "mesh": description_due(mesh, dim_names(mesh), rank),
+        "mesh": describe_due(mesh, dim_names(mesh), rank),
         "equality": [True, True],
         "repr": Of([True] * (2 + mesh.ndim)),
     }
@@ -111,7 +105,7 @@ def init_backend(mesh: KeptNamedMesh, by: BACKENDS):
     if by in ("unknown", "both"):
         return {"refusal": caught(make)}
     created = make()
-    return {"mesh": describe(created), "traffic": all_reduce_ranks(created)}
+    return {"mesh": describe(created), "traffic": reduce_ranks(created)}
 
 
 @init_backend.due
@@ -120,7 +114,7 @@ def _(mesh, by, rank: Rank):
         raise Meaningless("this version of torch has no backend_override")
     if by in ("unknown", "both"):
         return {"refusal": Refused()}
-    return {"mesh": description_due(mesh, dim_names(mesh), rank), "traffic": all_reduce_due(mesh, rank)}
+    return {"mesh": describe_due(mesh, dim_names(mesh), rank), "traffic": reduce_due(mesh, rank)}
 
 
 def reversed_mesh(mesh):
@@ -189,9 +183,9 @@ def view_refusals(mesh: NamedMesh, attempt: Annotated[str, WordField(VIEW_REFUSA
     before = hash(mesh), repr(mesh), mesh.mesh.tolist()
     got = caught(lambda: VIEW_REFUSALS[attempt](mesh, bare))
     unchanged = (hash(mesh), repr(mesh), mesh.mesh.tolist()) == before
-    return {"refusal": got, "afterwards": unchanged, "traffic": all_reduce_ranks(mesh)}
+    return {"refusal": got, "afterwards": unchanged, "traffic": reduce_ranks(mesh)}
 
 
 @view_refusals.due
 def _(mesh, rank: Rank):
-    return {"refusal": Refused(), "afterwards": True, "traffic": all_reduce_due(mesh, rank)}
+    return {"refusal": Refused(), "afterwards": True, "traffic": reduce_due(mesh, rank)}

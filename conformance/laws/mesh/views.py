@@ -19,14 +19,14 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import nested_ranks
 from shardlaw.conformance.laws.mesh.cases import DOC, Dims, all_meshes, mesh_law
 from shardlaw.conformance.laws.mesh.description import (
-    all_gather_ranks,
-    all_reduce_due,
-    all_reduce_ranks,
     describe,
-    description_due,
+    describe_due,
     dim_names,
+    dim_ranks,
     flatten_at,
-    ranks_along_dims,
+    gather_ranks,
+    reduce_due,
+    reduce_ranks,
     slice_at,
 )
 from shardlaw.conformance.laws.shared import draws
@@ -62,15 +62,15 @@ def draw_slice(draw: st.DrawFn, limits: Limits) -> Case:
 def slice_by_names(mesh: NamedMesh, slice_: Dims):
     """A slice by names has the ranks of the table along these dims through this rank, and the groups of these dims."""
     view = mesh[slice_]
-    return {"slice": describe(view), "traffic": [sorted(ranks) for ranks in all_gather_ranks(view)]}
+    return {"slice": describe(view), "traffic": [sorted(ranks) for ranks in gather_ranks(view)]}
 
 
 @slice_by_names.due
 def _(mesh, slice_, rank: Rank):
     view = slice_at(mesh, slice_, rank)
     return {
-        "slice": description_due(view, dim_names(mesh, slice_), rank),
-        "traffic": [sorted(ranks) for ranks in ranks_along_dims(view, rank)],
+        "slice": describe_due(view, dim_names(mesh, slice_), rank),
+        "traffic": [sorted(ranks) for ranks in dim_ranks(view, rank)],
     }
 
 
@@ -97,7 +97,7 @@ def slice_of_slice(mesh: NamedMesh, slice_: Dims, of: Dims):
 
 @slice_of_slice.due
 def _(mesh, of, rank: Rank):
-    view = description_due(slice_at(mesh, of, rank), dim_names(mesh, of), rank)
+    view = describe_due(slice_at(mesh, of, rank), dim_names(mesh, of), rank)
     return {
         "nested": view,
         "direct": view,
@@ -139,7 +139,7 @@ def invalid_slice(mesh: MeshTable, slice_: INVALID_SLICES, device: Device):
 @invalid_slice.due
 def _(mesh, slice_, rank: Rank):
     refused = Refused((KeyError, RuntimeError, ValueError))
-    transposed = description_due(slice_at(mesh, (1, 0), rank), ("b", "a"), rank)
+    transposed = describe_due(slice_at(mesh, (1, 0), rank), ("b", "a"), rank)
     return {"slice": Either((transposed, refused)) if slice_ == "b,a" else refused}
 
 
@@ -175,7 +175,7 @@ def flatten(mesh: NamedMesh, flatten: Dims, named: Literal["default", "itself"] 
     return found | {
         "itself": flat is view if len(flatten) == 1 else None,
         "group": flat.get_group() is repeated.get_group(),
-        "traffic": all_reduce_ranks(flat),
+        "traffic": reduce_ranks(flat),
         "origin": [mesh.mesh.tolist(), mesh.mesh_dim_names],
         "name": caught(lambda: compat.flatten_mesh(view, used_name)),
     }
@@ -184,13 +184,13 @@ def flatten(mesh: NamedMesh, flatten: Dims, named: Literal["default", "itself"] 
 @flatten.due
 def _(mesh, flatten, named, rank: Rank):
     flat, names = flatten_at(mesh, flatten, rank), dim_names(mesh, flatten)
-    found = {"again": [True, True], "flatten": description_due(flat, ("_".join(names),) if named else ("flat",), rank)}
+    found = {"again": [True, True], "flatten": describe_due(flat, ("_".join(names),) if named else ("flat",), rank)}
     if mesh.coord(rank) is None:
         return found
     return found | {
         "itself": True if len(flatten) == 1 else None,
         "group": True,
-        "traffic": all_reduce_due(flat, rank),
+        "traffic": reduce_due(flat, rank),
         "origin": Of([nested_ranks(mesh), dim_names(mesh)], "wrong-layout"),
         "name": Refused((ValueError, RuntimeError, KeyError)),
     }
@@ -220,5 +220,5 @@ def unflatten(mesh: MeshTable, sizes: Shape, device: Device):
 
 @unflatten.due
 def _(mesh, sizes, rank: Rank):
-    cut = description_due(Mesh(sizes, mesh.ranks), DIM_NAMES[: len(sizes)], rank)
-    return {"unflatten": cut, "back": description_due(mesh, ("back",), rank), "size": Refused()}
+    cut = describe_due(Mesh(sizes, mesh.ranks), DIM_NAMES[: len(sizes)], rank)
+    return {"unflatten": cut, "back": describe_due(mesh, ("back",), rank), "size": Refused()}
