@@ -66,7 +66,7 @@ def prepare(call, device):
     name, xs, outputs, options = call
     if "op" in options:
         options = {**options, "op": getattr(dist.ReduceOp, options["op"].upper())}
-    return name, xs, [make_output(*output, device) for output in outputs], options
+    return name, xs, [make_output(shape, dtype, memory, device) for shape, dtype, memory in outputs], options
 
 
 def start(call, group, **async_op):

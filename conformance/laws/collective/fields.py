@@ -53,13 +53,16 @@ def group_ranks(case: Case, mesh: str = "mesh") -> tuple[int, ...]:
 
 
 class GroupsField(Field):
-    """The process groups of the meshes ``mesh``, ``mesh.b`` and ``mesh.c`` of a case, as ``a``, ``b`` and ``c``;
-    ``None`` for the group of all ranks. A due function gets the ranks of each by position."""
+    """The process group of ``mesh``; or, if ``several``, those of ``mesh``, ``mesh.b`` and ``mesh.c`` as ``a``, ``b``
+    and ``c``. ``None`` is the group of all ranks. A due function gets the ranks of each by position."""
 
     field, takes = "mesh", "a 1-D mesh of ranks such as 3 or 2@0,2"
 
+    def __init__(self, *, several: bool) -> None:
+        self.several = several
+
     def fields(self, name: str) -> tuple[str, ...]:
-        return *MESH_FIELDS.values(), "ranks"
+        return (*MESH_FIELDS.values(), "ranks") if self.several else ("mesh", "ranks")
 
     def read(self, case: Case, name: str) -> Any:
         return {key: group_ranks(case, mesh) for key, mesh in MESH_FIELDS.items() if mesh in case}, "ranks" in case
@@ -68,10 +71,11 @@ class GroupsField(Field):
         groups, keep_order = value
         if keep_order and not supports_rank_order():
             here.reject(NO_RANK_ORDER)
-        return {key: here.group(ranks, sort_ranks=not keep_order) for key, ranks in groups.items()}
+        built = {key: here.group(ranks, sort_ranks=not keep_order) for key, ranks in groups.items()}
+        return built if self.several else built["a"]
 
     def due(self, value: Any, rank: int, world: int) -> Any:
-        return value[0]
+        return value[0] if self.several else value[0]["a"]
 
     def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         order = ", sort_ranks=False" if value[1] else ""
@@ -79,23 +83,8 @@ class GroupsField(Field):
             f"{key!r}: None" if ranks == tuple(range(world)) else f"{key!r}: dist.new_group({[*ranks]}{order})"
             for key, ranks in value[0].items()
         ]
-        return ScriptArgument("groups", (), (f"groups = {{{', '.join(texts)}}}",))
-
-
-class GroupField(GroupsField):
-    """The process group of ``mesh``."""
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return "mesh", "ranks"
-
-    def build(self, value: Any, here: RankContext) -> Any:
-        return super().build(value, here)["a"]
-
-    def due(self, value: Any, rank: int, world: int) -> Any:
-        return value[0]["a"]
-
-    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
-        return ScriptArgument("groups['a']", (), super().to_script(value, name, world).statements)
+        statement = f"groups = {{{', '.join(texts)}}}"
+        return ScriptArgument("groups" if self.several else "groups['a']", (), (statement,))
 
 
 @dataclass(frozen=True)
@@ -223,7 +212,7 @@ def read_calls(case: Case) -> tuple[Mapping[int, Any], Any]:
     return {rank: [(key, call.for_act(rank)) for key, call in calls] for rank in range(max(case.world, 2))}, calls
 
 
-Group = Annotated[Any, GroupField()]
-Groups = Annotated[Any, GroupsField()]
+Group = Annotated[Any, GroupsField(several=False)]
+Groups = Annotated[Any, GroupsField(several=True)]
 Call = Annotated[Any, RankDataField(read_call, "call")]
 Calls = Annotated[Any, RankDataField(read_calls, "calls", "mesh.b", "mesh.c")]

@@ -190,7 +190,7 @@ def functional_law(name: str, variant: Variant) -> Law:
 
     law = act.law(
         f"collective.functional[{name}]",
-        clause=f"The functional {names[-1]} {variant.clause}, and leaves its input unchanged.",
+        clause=f"The functional {names[-1]} leaves its input unchanged and {variant.clause}.",
         source=SOURCE + names[-1],
         control=variant.control,
         features=features,
@@ -242,7 +242,7 @@ VARIANTS = {
         "gives the member at position i block i of the reduction along a dim", DIM, ALONG | REDUCED,
     ),
     "all_to_all_single": Variant(
-        ("all_to_all_single",), _all_to_all, "all_to_all", "sends each member its rows, for splits of any sizes", ROWS,
+        ("all_to_all_single",), _all_to_all, "all_to_all", "sends each member its rows, for any splits", ROWS,
         SPLIT,
     ),
     "permute_tensor": Variant(
@@ -265,30 +265,30 @@ VARIANTS = {
     ),
     "all_gather_autograd": Variant(
         ("all_gather_single_autograd", "all_gather_tensor_autograd"), _all_gather, "reduce_scatter",
-        "concatenates along a dim, its gradient sums all members' gradients of each block", DIM, ALONG | FLOAT,
-        backward=True,
+        "concatenates along a dim; the gradient of a block is the sum of all members' gradients of it", DIM,
+        ALONG | FLOAT, backward=True,
     ),
     "reduce_scatter_autograd": Variant(
         ("reduce_scatter_single_autograd", "reduce_scatter_tensor_autograd"), _reduce_scatter, "reduce_scatter",
-        "reduces blocks along a dim, its gradient concatenates the gradients of all blocks", DIM, ALONG | FLOAT,
+        "reduces blocks along a dim; the gradient of its input has the gradients of all blocks", DIM, ALONG | FLOAT,
         backward=True,
     ),
     "all_to_all_autograd": Variant(
         ("all_to_all_single_autograd",), _all_to_all, "all_to_all",
-        "sends each member its rows, its gradient returns theirs", ROWS, SPLIT | FLOAT | {"uneven_one_in": 1},
+        "sends each member its rows; their gradients are sent back", ROWS, SPLIT | FLOAT | {"uneven_one_in": 1},
         backward=True,
     ),
     "all_reduce_autograd": Variant(
-        ("all_reduce",), _all_reduce, "all_reduce", "sums, its gradient is the sum of all members' gradients", ONE,
+        ("all_reduce",), _all_reduce, "all_reduce", "sums; the gradient is the sum of all members' gradients", ONE,
         FLOAT, backward=True,
     ),
     "broadcast_autograd": Variant(
         ("broadcast",), _broadcast, "broadcast",
-        "broadcasts, its gradient is the sum of all members' gradients on the source and zero on others",
+        "gives every member the source's tensor; the gradient is the sum of all members' on the source, zero elsewhere",
         "mesh=1 x=5x3", ROOTED | FLOAT, backward=True, corners=(f"{ONE} root=1",),
     ),
     "permute_autograd": Variant(
-        ("permute_tensor",), _permute, "all_to_all", "sends each member's tensor to another, its gradient comes back",
+        ("permute_tensor",), _permute, "all_to_all", "sends each member's tensor to another; its gradient is sent back",
         "mesh=3 x=5 to-position=1.2.0", PERMUTED | FLOAT, backward=True,
     ),
 }  # fmt: skip

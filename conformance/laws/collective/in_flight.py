@@ -47,7 +47,7 @@ def run_concurrently(
     """Start all calls, then wait for each in the order ``wait``; overwrite the inputs of a call after its wait."""
     if dist.get_rank() == late:
         time.sleep(LATE_SECONDS)
-    prepared = [prepare(call, device) if call else None for _, call in calls]
+    prepared: list[Any] = [prepare(call, device) if call else None for _, call in calls]
     works: list[Any] = [
         start(call, groups[key], async_op=True) if call else None
         for (key, _), call in zip(calls, prepared, strict=True)

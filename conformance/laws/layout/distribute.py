@@ -211,8 +211,8 @@ def _(x: Global, rank: Rank):
 )
 def full(x: Whole, mesh: DeviceMesh, placements: PlacedAs):
     """full_tensor of a distributed tensor is that tensor; on a rank outside the mesh it has no elements."""
-    whole = distribute_tensor(x, mesh, placements, src_data_rank=None).full_tensor()
-    return {"elements": whole.numel(), "full": whole}
+    full = distribute_tensor(x, mesh, placements, src_data_rank=None).full_tensor()
+    return {"elements": full.numel(), "full": full}
 
 
 @full.due

@@ -71,8 +71,8 @@ def from_local(
 def _(local: Global, stride, rank: Rank, requires_grad=False):
     inside = local.mesh.coord(rank) is not None
     back = {"to_local": local.local(rank), "same storage": (True, True, True)}
-    given = {"local": local, "requires_grad": Of(requires_grad), "stride": Of(stride)}
-    return {**given, **(back if inside else dict.fromkeys(back, ...))}
+    metadata = {"requires_grad": Of(requires_grad), "stride": Of(stride)}
+    return {"local": local, **metadata, **(back if inside else dict.fromkeys(back, ...))}
 
 
 @st.composite

@@ -87,11 +87,11 @@ def copies(x: DTensor, part: Annotated[str, WordField(PARTS)], how: Annotated[st
     """A copied, pickled or saved DTensor, part of a DTensor or parameter has the same elements, layout and class, and
     its own memory."""
     given = PARTS[part](x)
-    made = (COPIES | SHARED)[how](given)
-    attributes = isinstance(made, nn.Parameter), made.requires_grad, made.is_leaf
-    elements = made.detach().clone()
+    copied = (COPIES | SHARED)[how](given)
+    attributes = isinstance(copied, nn.Parameter), copied.requires_grad, copied.is_leaf
+    elements = copied.detach().clone()
     with torch.no_grad():
-        made.to_local().zero_()
+        copied.to_local().zero_()
     return {"copy": elements, "told": attributes, "given": given.detach()}
 
 

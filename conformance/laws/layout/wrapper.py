@@ -248,16 +248,16 @@ def wrapper_ops(shards: Shards, offsets: Offsets, op: Annotated[str, WordField(O
     source = compat.LocalShardsWrapper(shards, offsets)
     if requires_grad:
         source.requires_grad_()
-    made = OPS[op](source)
+    result = OPS[op](source)
     if op == "new_empty":
         with torch.no_grad():
-            for shard in made.local_shards():
+            for shard in result.local_shards():
                 shard.zero_()
     return {
-        "contents": contents(made),
-        "shared": pointers(made)[:1] == pointers(source)[:1],
+        "contents": contents(result),
+        "shared": pointers(result)[:1] == pointers(source)[:1],
         "equal": equalities(source) if op == "equal" else None,
-        "requires_grad": [shard.requires_grad for shard in made.local_shards()],
+        "requires_grad": [shard.requires_grad for shard in result.local_shards()],
         "source": contents(source),
         "source requires_grad": [shard.requires_grad for shard in source.local_shards()],
     }

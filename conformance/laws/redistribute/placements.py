@@ -186,7 +186,7 @@ def _(x: Global, rank: Rank):
     weight=0.8,
 )
 def asynchronous(x: DTensor, to: Placements):
-    """The result of an asynchronous redistribution is, once it is used, that of the synchronous one."""
+    """An asynchronous redistribution gives, once its result is used, the result of the synchronous one."""
     moved: Any = x.redistribute(placements=to, async_op=True)
     pending = any(isinstance(placement, Partial) for placement in to)
     return {"local": moved, "use": None if pending else (moved + moved).to_local()}
