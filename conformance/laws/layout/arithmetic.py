@@ -1,8 +1,7 @@
 """Laws of torch's functions that compute sizes and offsets of layouts, without communication.
 
-A case names a mesh and a shape and checks every combination of placements at every coordinate of the mesh: hundreds or
-thousands of questions. A message names the wrong answer; shrinking leads to a case that names the placements
-(``x=7x5:S(0),S(1)``).
+A case of a mesh and a shape checks every combination of placements at every coordinate: up to thousands of questions.
+Shrinking leads to a case that names the placements (``x=7x5:S(0),S(1)``).
 """
 
 from __future__ import annotations
@@ -133,16 +132,11 @@ class ComputedField(Field):
         return ScriptArgument(literal(value if isinstance(value, dict) else torch.Size(value)))
 
 
-PlacementsByText = dict[str, list[Any]]
 CaseShape = Annotated[torch.Size, ComputedField(case_shape)]
-AllPlacements = Annotated[PlacementsByText, ComputedField(case_placements)]
-Unstrided = Annotated[
-    PlacementsByText, ComputedField(lambda case: [*itertools.filterfalse(has_strided, case_placements(case))])
-]
-Strided = Annotated[PlacementsByText, ComputedField(lambda case: strided_placements(case.mesh()))]
-AllOrders = Annotated[
-    dict[str, Orders], ComputedField(lambda case: {str(order): order for order in enumerate_orders(case.mesh())})
-]
+AllPlacements = Annotated[Any, ComputedField(case_placements)]
+Unstrided = Annotated[Any, ComputedField(lambda case: [*itertools.filterfalse(has_strided, case_placements(case))])]
+Strided = Annotated[Any, ComputedField(lambda case: strided_placements(case.mesh()))]
+AllOrders = Annotated[Any, ComputedField(lambda case: {str(order): order for order in enumerate_orders(case.mesh())})]
 arithmetic_law = partial(law, smallest=1, weight=0.4)
 
 
@@ -184,8 +178,7 @@ def layout_dues(values: dict[str, Any]) -> dict[str, Of]:
     checks=checks,
 )
 def offsets(mesh: MeshTable, shape: CaseShape, choices: AllPlacements, device: Device):
-    """At every coordinate of a mesh, the local shape is the number of owned indices of each dim, and the offset the
-    first of them."""
+    """At every coordinate of a mesh, the local shape counts the owned indices of each dim; the offset is the first."""
     table, found = torch.tensor(mesh), {}
     coords = [*itertools.product(*map(range, table.shape))]
     last_rank_mesh = compat.mesh_for_rank(device.type, table, int(table.flatten()[-1]))
@@ -274,8 +267,7 @@ def _(mesh, shape, choices):
     narrow=narrow,
 )
 def global_shapes(mesh: MeshTable, shape: CaseShape, choices: Unstrided, device: Device):
-    """If all local tensors have one shape, the global size of a dim is the local one times the sizes of the mesh dims
-    that shard it."""
+    """If local tensors have one shape, the global size of a dim is the local one times the mesh dims that shard it."""
     table, local = torch.tensor(mesh), torch.empty(shape, device="meta")
     device_mesh, found = compat.mesh_for_rank(device.type, table, int(table.flatten()[0])), {}
     for text, placements in choices.items():
@@ -300,7 +292,6 @@ def _(mesh, shape, choices):
 
 
 def sweep_meshes(*more: str) -> Callable[[Limits], list[Case]]:
-    """The meshes of several dims, and ``more``."""
     meshes = [*(mesh for mesh in MESHES if mesh.ndim > 1), *map(Mesh.parse, more)]
     return lambda limits: [fields(world=1, mesh=mesh) for mesh in meshes]
 
@@ -354,10 +345,9 @@ def _(mesh, orders, choices):
     sweeps=24,
 )
 def mesh_layouts(mesh: MeshTable):
-    """A sub-mesh, given by sizes and strides, has the ranks along its dims; two are equal exactly when their ranks
-    are."""
+    """A sub-mesh, given by sizes and strides, has the ranks along its dims; sub-meshes are equal if their ranks are."""
     table, layouts, flat_layouts = torch.tensor(mesh), compat.MeshLayout, compat.FlatLayout
-    found, seen, equal = {}, [], []  # type: ignore[var-annotated]
+    found, flattened = {}, {}
     for dims in dim_sequences(table.ndim):
         sizes = tuple(table.shape[dim] for dim in dims)
         submesh = layouts.from_sizes_strides(sizes, tuple(table.stride(dim) for dim in dims))
@@ -373,9 +363,13 @@ def mesh_layouts(mesh: MeshTable):
             "tables": sorted((tuple(part.shape), *part.flatten().tolist()) for part in tables),
             "composition": ([*composed.collapse().all_ranks_from_zero()], composed.top_level_sizes),
         }
-        equal += [sorted((str(dims), other)) for other, layout in seen if layout == flat]
-        seen.append((str(dims), flat))
-    return {"parts": found, "equal": equal}
+        flattened[str(dims)] = flat
+    return {"parts": found, "equal": equal_pairs(flattened)}
+
+
+def equal_pairs(values):
+    """The pairs of keys whose values are equal."""
+    return [(a, b) for a, b in itertools.combinations(values, 2) if values[a] == values[b]]
 
 
 def dim_sequences(ndim):
@@ -385,11 +379,9 @@ def dim_sequences(ndim):
 
 @mesh_layouts.due
 def _(mesh):
-    plain, found = Mesh.of(*mesh.shape), {}
-    first, equal = next(plain.coords()), []
-    by_ranks: list[tuple[str, tuple[int, ...]]] = []
+    plain, found, ranks_by_dims = Mesh.of(*mesh.shape), {}, {}
     for dims in dim_sequences(mesh.ndim):
-        sizes, ranks = tuple(mesh.shape[dim] for dim in dims), plain.slice(dims, first).ranks
+        sizes, ranks = tuple(mesh.shape[dim] for dim in dims), plain.slice(dims, next(plain.coords())).ranks
         tables = {(sizes, *mesh.slice(dims, coord).ranks) for coord in mesh.coords()}
         found[str(dims)] = layout_dues(
             {
@@ -402,6 +394,5 @@ def _(mesh):
                 "composition": ([*ranks], sizes),
             }
         )
-        equal += [sorted((str(dims), other)) for other, others in by_ranks if others == ranks]
-        by_ranks.append((str(dims), ranks))
-    return {"parts": found, "equal": Of(equal, "wrong-layout")}
+        ranks_by_dims[str(dims)] = ranks
+    return {"parts": found, "equal": Of(equal_pairs(ranks_by_dims), "wrong-layout")}
