@@ -92,13 +92,9 @@ def _():
 
 def create_own_groups(table):
     """Create the groups along all dims of a table, on every rank. Returns those of this rank, one for each dim."""
-    own = []
-    for dim in range(table.ndim):
-        for ranks in table.movedim(dim, -1).reshape(-1, table.shape[dim]).tolist():
-            group = dist.new_group(ranks)
-            if dist.get_rank() in ranks:
-                own.append(group)
-    return own
+    lists = [table.movedim(dim, -1).reshape(-1, table.shape[dim]).tolist() for dim in range(table.ndim)]
+    own = [dist.new_subgroups_by_enumeration(ranks)[0] for ranks in lists]
+    return [group for group in own if group is not None]
 
 
 def sweep_from_group(limits: Limits) -> list[Case]:
