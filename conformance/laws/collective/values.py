@@ -51,6 +51,13 @@ def collective_due(call, rank: Rank):
 
 # values that use all bits of their dtype, and special values
 VALUES = ("float64:wide", "int64:wide", "float32:edges")
+STACKED = ("mesh=2 x=5x3 form=stacked", "mesh=2 x=() form=stacked")
+NONCONTIGUOUS = (
+    "mesh=2 x=5x3:-:float32:distinct:transposed form=list",
+    "mesh=2 x=5x3:-:float32:distinct:sliced form=joined",
+    "mesh=2 x=5x3 out=sliced form=list",
+    "mesh=2 x=5x3 out=transposed form=joined",
+)
 
 
 def results_law(
@@ -124,15 +131,7 @@ LAWS = (
         "all-gather",
         "all_gather gives every member the tensors of all members, in the order of the group, as a list or one tensor.",
         "mesh=3 x=5x3 form=list",
-        corners=(
-            "mesh=2 x=5x3 form=stacked",
-            "mesh=2 x=() form=stacked",
-            "mesh=3 x=2x3 form=list extents=1.3.0",
-            "mesh=2 x=5x3:-:float32:distinct:transposed form=list",
-            "mesh=2 x=5x3:-:float32:distinct:sliced form=joined",
-            "mesh=2 x=5x3 out=sliced form=list",
-            "mesh=2 x=5x3 out=transposed form=joined",
-        ),
+        corners=(*STACKED, "mesh=3 x=2x3 form=list extents=1.3.0", *NONCONTIGUOUS),
         draws_count=96,
         source="all_gather, all_gather_single",
         forms=("joined", "list", "stacked"),
@@ -159,15 +158,7 @@ LAWS = (
         "reduce-scatter",
         "reduce_scatter gives the member at position i the reduction of all members' entries i, from lists or tensors.",
         "mesh=2 x=5x3 form=joined",
-        corners=(
-            "mesh=2 x=5x3 form=stacked",
-            "mesh=2 x=() form=stacked",
-            "mesh=2 x=5x3 form=list work=async",
-            "mesh=2 x=5x3:-:float32:distinct:transposed form=list",
-            "mesh=2 x=5x3:-:float32:distinct:sliced form=joined",
-            "mesh=2 x=5x3 out=sliced form=list",
-            "mesh=2 x=5x3 out=transposed form=joined",
-        ),
+        corners=(*STACKED, "mesh=2 x=5x3 form=list work=async", *NONCONTIGUOUS),
         draws_count=96,
         source="reduce_scatter, reduce_scatter_single",
         forms=("joined", "list", "stacked"),

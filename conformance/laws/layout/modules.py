@@ -210,11 +210,10 @@ STYLES: dict[str, tuple[reference.Placement, reference.Placement | None]] = {
 
 
 def draw_parallel(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, dims=(1,), tables=False)
-
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh, style = draw(st.sampled_from(on)), draw(st.sampled_from([*STYLES, "pair"]))
+        mesh = draw(st.sampled_from(draws.meshes(limits, dims=(1,), tables=False)))
+        style = draw(st.sampled_from([*STYLES, "pair"]))
         shape = draw(shapes(min_dims=2, max_dims=2, min_size=1))
         if style == "pair":
             shape = (mesh.size * draw(st.sampled_from([1, 2, 3])), shape[1])

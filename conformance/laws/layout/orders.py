@@ -29,11 +29,9 @@ from shardlaw.strategies.placements import placements as draw_placements
 
 
 def draw_strided(limits: Limits) -> SearchStrategy[Case]:
-    mesh_drawn, shape_drawn = st.sampled_from(draws.meshes(limits)), shapes(min_dims=1)
-
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh, shape = draw(mesh_drawn), draw(shape_drawn)
+        mesh, shape = draw(st.sampled_from(draws.meshes(limits))), draw(shapes(min_dims=1))
         kinds = draw(st.sampled_from([("_S",), ("_S", "S", "R")]))
         at = draw(draw_placements(mesh, len(shape), kinds=kinds, split_factors=(2, 3, 4, 5, 7, 9, 1)))
         how = draw(st.sampled_from(["distribute", "redistribute"]))
