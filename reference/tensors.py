@@ -198,7 +198,7 @@ def lay_out(tensor: torch.Tensor, memory: str) -> torch.Tensor:
         dims = tuple(reversed(range(tensor.ndim)))
         return tensor.permute(dims).contiguous().permute(dims)
     if memory == "sliced" and tensor.ndim:
-        wide = torch.zeros((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1), dtype=tensor.dtype)
+        wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1))
         view = wide[..., 1::2]
         view.copy_(tensor)
         return view

@@ -4,7 +4,7 @@
 
     @law("redistribute.back", source=DOC, control="mesh=2x2 x=5x6:S(0),S(0) to=R,S(0)", draw=moved(kinds=("R", "S")), draws=120)
     def back(x: DTensor, to: Placements):
-        \"\"\"Redistributed and redistributed back, a tensor is on every rank what it was, bit by bit.\"\"\"
+        \"\"\"A tensor that is redistributed and redistributed back has the same bits on every rank as before.\"\"\"
         there = x.redistribute(placements=to)
         return {"there": there, "back": there.redistribute(placements=x.placements)}
 

@@ -1,1 +1,1 @@
-"""Collectives: messages between ranks, against their list specifications."""
+"""Collectives and messages between ranks, compared with their definitions on lists."""

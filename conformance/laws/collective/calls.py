@@ -1,7 +1,7 @@
-"""The collectives in plain torch, as the acts of this chapter call them.
+"""Collectives in plain torch, for acts.
 
-A call is ``(name, xs, rooms, options)``: the collective, the tensors that this rank gives, the shape, dtype and memory
-of each tensor that the results go to, and keyword arguments.
+A call is ``(name, xs, outputs, options)``: the collective, the input tensors of this rank, the shape, dtype and memory
+layout of each output tensor, and keyword arguments.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ import math
 import torch
 import torch.distributed as dist
 
-# what stands in a buffer before anything arrives
+# the elements of outputs before the call
 STALE = 99
-# how late a rank comes that is said to come late
+# the delay of the rank in the field ``late``
 LATE_SECONDS = 0.015
-# these write their results over what they are given
-CHANGING = ("all_reduce", "reduce", "broadcast")
+# collectives that write their results into their input
+IN_PLACE = ("all_reduce", "reduce", "broadcast")
 
 
-def newest(*names):
-    """The function of torch.distributed under the newest of its names that this version has."""
+def newest_function(*names):
+    """The function of torch.distributed under the first of its names that the installed torch has."""
     return getattr(dist, next(name for name in names if hasattr(dist, name)))
 
 
 CALLS = {
-    "all_reduce": lambda xs, outs, **how: dist.all_reduce(xs[0], **how),
-    "reduce": lambda xs, outs, **how: dist.reduce(xs[0], **how),
-    "broadcast": lambda xs, outs, **how: dist.broadcast(xs[0], **how),
-    "all_gather": lambda xs, outs, **how: dist.all_gather(outs, xs[0], **how),
-    "all_gather_single": lambda xs, outs, **how: newest("all_gather_single", "all_gather_into_tensor")(
-        outs[0], xs[0], **how
+    "all_reduce": lambda xs, outs, **options: dist.all_reduce(xs[0], **options),
+    "reduce": lambda xs, outs, **options: dist.reduce(xs[0], **options),
+    "broadcast": lambda xs, outs, **options: dist.broadcast(xs[0], **options),
+    "all_gather": lambda xs, outs, **options: dist.all_gather(outs, xs[0], **options),
+    "all_gather_single": lambda xs, outs, **options: newest_function("all_gather_single", "all_gather_into_tensor")(
+        outs[0], xs[0], **options
     ),
-    "gather": lambda xs, outs, **how: dist.gather(xs[0], outs or None, **how),
-    "scatter": lambda xs, outs, **how: dist.scatter(outs[0], xs or None, **how),
-    "reduce_scatter": lambda xs, outs, **how: dist.reduce_scatter(outs[0], xs, **how),
-    "reduce_scatter_single": lambda xs, outs, **how: newest("reduce_scatter_single", "reduce_scatter_tensor")(
-        outs[0], xs[0], **how
-    ),
-    "all_to_all": lambda xs, outs, **how: dist.all_to_all(outs, xs, **how),
-    "all_to_all_single": lambda xs, outs, **how: dist.all_to_all_single(outs[0], xs[0], **how),
+    "gather": lambda xs, outs, **options: dist.gather(xs[0], outs or None, **options),
+    "scatter": lambda xs, outs, **options: dist.scatter(outs[0], xs or None, **options),
+    "reduce_scatter": lambda xs, outs, **options: dist.reduce_scatter(outs[0], xs, **options),
+    "reduce_scatter_single": lambda xs, outs, **options: newest_function(
+        "reduce_scatter_single", "reduce_scatter_tensor"
+    )(outs[0], xs[0], **options),
+    "all_to_all": lambda xs, outs, **options: dist.all_to_all(outs, xs, **options),
+    "all_to_all_single": lambda xs, outs, **options: dist.all_to_all_single(outs[0], xs[0], **options),
 }
 
 
-def room(shape, dtype, memory, device):
-    """A tensor to be written, all :data:`STALE`, with more beside it in memory."""
+def make_output(shape, dtype, memory, device):
+    """An output tensor that is a part of a larger storage; all elements of the storage are :data:`STALE`."""
     if memory == "sliced" and shape:
         return torch.full((*shape[:-1], 2 * shape[-1] + 1), STALE, dtype=dtype, device=device)[..., 1::2]
     flat = torch.full((math.prod(shape) + 3,), STALE, dtype=dtype, device=device)[:-3]
@@ -53,38 +53,41 @@ def room(shape, dtype, memory, device):
     return flat.view(shape)
 
 
-def beside(tensor):
-    """What lies in the memory of a tensor and not in it."""
-    memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
-    hidden = torch.ones(len(memory), dtype=torch.bool, device=tensor.device)
-    hidden.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).zero_()
-    return memory[hidden]
+def elements_outside(tensor):
+    """The elements of a tensor's storage that do not belong to the tensor."""
+    storage = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+    outside = torch.ones(len(storage), dtype=torch.bool, device=tensor.device)
+    outside.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).zero_()
+    return storage[outside]
 
 
-def prepared(call, device):
-    """A call with tensors for its results."""
-    name, xs, rooms, options = call
+def prepare(call, device):
+    """The same call with output tensors for their shapes, and the reduction as a ``ReduceOp``."""
+    name, xs, outputs, options = call
     if "op" in options:
         options = {**options, "op": getattr(dist.ReduceOp, options["op"].upper())}
-    return name, xs, [room(shape, dtype, memory, device) for shape, dtype, memory in rooms], options
+    return name, xs, [make_output(shape, dtype, memory, device) for shape, dtype, memory in outputs], options
 
 
-def start(call, group, **work):
-    """Make a prepared call. Returns its work where ``async_op`` is asked for."""
+def start(call, group, **async_op):
+    """Start a prepared call. Returns its work with ``async_op=True``."""
     name, xs, outs, options = call
-    return CALLS[name](xs, outs, group=group, **options, **work)
+    return CALLS[name](xs, outs, group=group, **options, **async_op)
 
 
 def results(call):
-    """Where the results of a prepared call are."""
+    """The tensors that have the results of a prepared call."""
     name, xs, outs, _ = call
-    return xs if name in CHANGING else outs
+    return xs if name in IN_PLACE else outs
 
 
-def attempted(call, group, work=None):
-    """What became of a prepared call: its results or the error; whether memory beside the results, and that of results
-    where it was refused, is as it was; what was given, where it must be as it was; and whether finished work says that
-    it is completed."""
+def run_call(call, group, work=None):
+    """Run a prepared call; with ``work`` asynchronously.
+
+    ``result``: its results or the error. ``beside``: whether the storage outside the outputs is unchanged. ``written``:
+    whether the outputs of a refused call are changed. ``input``: inputs that must be unchanged. ``work``: whether the
+    work is completed after its wait.
+    """
     name, xs, outs, _ = call
     error, completed = None, True
     try:
@@ -97,13 +100,13 @@ def attempted(call, group, work=None):
     except Exception as raised:
         error = raised
 
-    def untouched(tensors):
+    def is_stale(tensors):
         return all(torch.equal(memory, torch.full_like(memory, STALE)) for memory in tensors)
 
     return {
         "result": error or results(call),
-        "beside": untouched(map(beside, outs)),
-        "written": error is not None and not untouched(outs),
-        "input": xs if error or name not in CHANGING else None,
+        "beside": is_stale(map(elements_outside, outs)),
+        "written": error is not None and not is_stale(outs),
+        "input": xs if error or name not in IN_PLACE else None,
         "work": completed,
     }

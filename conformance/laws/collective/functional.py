@@ -1,6 +1,7 @@
-"""Laws of functional collectives: each gives a new tensor, which any use waits for, and leaves its input as it was.
+"""Laws of functional collectives: each returns a new tensor, for which any use of it waits, and leaves its input
+unchanged.
 
-Those with a gradient give the gradient of the whole: what a member's input adds to what all members got.
+The gradient of a member's input sums what it contributes to the outputs of all members.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.collective import draws
-from shardlaw.conformance.laws.collective.case_fields import ByRank, Group, members
-from shardlaw.conformance.laws.collective.pieces import Ask, Row, alone, numbers
+from shardlaw.conformance.laws.collective.fields import Group, RankDataField, group_ranks
+from shardlaw.conformance.laws.collective.specs import CollectiveSpec, Row, one_each, parse_ints
 from shardlaw.reference import collective
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.tensors import TensorSpec
@@ -30,156 +31,166 @@ SOURCE = "torch.distributed._functional_collectives, docstring of "
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """One functional collective of a case: what each member gives and must get, and its arguments between the tensor
-    and the group, one list each. ``back`` gives the gradients of what comes back to each member."""
+class FunctionalData:
+    """The inputs and expected outputs of each member, and the arguments of its call between the tensor and the group.
+    ``backward`` computes the gradients of the inputs from those of the outputs, one for each member."""
 
-    given: list[Row]
-    wanted: list[Row]
+    inputs: list[Row]
+    expected: list[Row]
     arguments: list[list[Any]]
-    back: Callable[[Row], Row] | None = None
+    backward: Callable[[Row], Row] | None = None
 
-    def upstream(self, ask: Ask) -> Row:
-        """What comes back to each member: other numbers for each, whose sums are exact."""
-        return [ask.added(at, ask.size, tuple(want[0].shape)).contiguous() for at, want in enumerate(self.wanted)]
+    def output_gradients(self, spec: CollectiveSpec) -> Row:
+        """A gradient for each member's output; their sums are exact."""
+        shapes = [tuple(outputs[0].shape) for outputs in self.expected]
+        return [spec.contribution(at, spec.size, shape).contiguous() for at, shape in enumerate(shapes)]
 
 
-def _all_reduce(case: Case, ask: Ask) -> Pieces:
-    given = [ask.added(at) for at in range(ask.size)]
-    return Pieces(
-        alone(given), alone(collective.all_reduce(given, ask.op)), [[ask.op]] * ask.size, collective.all_reduce
+def _all_reduce(case: Case, spec: CollectiveSpec) -> FunctionalData:
+    inputs = [spec.contribution(at) for at in range(spec.size)]
+    expected = collective.all_reduce(inputs, spec.op)
+    return FunctionalData(one_each(inputs), one_each(expected), [[spec.op]] * spec.size, collective.all_reduce)
+
+
+def _broadcast(case: Case, spec: CollectiveSpec) -> FunctionalData:
+    inputs = [spec.payload(at) for at in range(spec.size)]
+
+    def backward(gradients: Row) -> Row:
+        total = collective.reduction(gradients, "sum")
+        return [total if at == spec.root else torch.zeros_like(total) for at in range(spec.size)]
+
+    expected = collective.broadcast(inputs, spec.root)
+    return FunctionalData(one_each(inputs), one_each(expected), [[spec.root]] * spec.size, backward)
+
+
+def _permute(case: Case, spec: CollectiveSpec) -> FunctionalData:
+    inputs, to = [spec.payload(at) for at in range(spec.size)], list(parse_ints(case.get("to-position")))
+    return FunctionalData(
+        one_each(inputs),
+        one_each(collective.permute(inputs, to)),
+        [[to]] * spec.size,
+        lambda gradients: [gradients[at] for at in to],
     )
 
 
-def _broadcast(case: Case, ask: Ask) -> Pieces:
-    given = [ask.given(at) for at in range(ask.size)]
-
-    def back(upstream: Row) -> Row:
-        total = collective.reduction(upstream, "sum")
-        return [total if at == ask.root else torch.zeros_like(total) for at in range(ask.size)]
-
-    return Pieces(alone(given), alone(collective.broadcast(given, ask.root)), [[ask.root]] * ask.size, back)
-
-
-def _permute(case: Case, ask: Ask) -> Pieces:
-    given, to = [ask.given(at) for at in range(ask.size)], list(numbers(case.get("to-position")))
-    return Pieces(
-        alone(given),
-        alone(collective.permute(given, to)),
-        [[to]] * ask.size,
-        lambda upstream: [upstream[at] for at in to],
-    )
-
-
-def _all_gather(case: Case, ask: Ask) -> Pieces:
+def _all_gather(case: Case, spec: CollectiveSpec) -> FunctionalData:
     dim = case.integer("dim", 0)
-    given = [ask.given(at) for at in range(ask.size)]
+    inputs = [spec.payload(at) for at in range(spec.size)]
 
-    def back(upstream: Row) -> Row:
-        return collective.reduce_scatter([list(value.chunk(ask.size, dim)) for value in upstream], "sum")
+    def backward(gradients: Row) -> Row:
+        return collective.reduce_scatter([list(gradient.chunk(spec.size, dim)) for gradient in gradients], "sum")
 
-    return Pieces(alone(given), [[collective.concatenate(given, dim)]] * ask.size, [[dim]] * ask.size, back)
+    expected = [[collective.concatenate(inputs, dim)]] * spec.size
+    return FunctionalData(one_each(inputs), expected, [[dim]] * spec.size, backward)
 
 
-def _reduce_scatter(case: Case, ask: Ask) -> Pieces:
+def _reduce_scatter(case: Case, spec: CollectiveSpec) -> FunctionalData:
     dim = case.integer("dim", 0)
-    rows = [[ask.added(at, to) for to in range(ask.size)] for at in range(ask.size)]
-    given = [ask.joined(row, dim) for row in rows]
-    wanted = collective.reduce_scatter(rows, ask.op)
-    return Pieces(
-        alone(given),
-        alone(wanted),
-        [[ask.op, dim]] * ask.size,
-        lambda upstream: [collective.concatenate(upstream, dim)] * ask.size,
+    rows = [[spec.contribution(at, to) for to in range(spec.size)] for at in range(spec.size)]
+    return FunctionalData(
+        one_each([spec.concatenate(row, dim) for row in rows]),
+        one_each(collective.reduce_scatter(rows, spec.op)),
+        [[spec.op, dim]] * spec.size,
+        lambda gradients: [collective.concatenate(gradients, dim)] * spec.size,
     )
 
 
-def _all_to_all(case: Case, ask: Ask) -> Pieces:
-    places = range(ask.size)
-    table = [list(row) for row in ask.splits] or [[ask.shape[0]] * ask.size for _ in places]
-    turned = collective.all_to_all(table)
-    sent = [[ask.given(at * ask.size + to, (table[at][to], *ask.shape[1:])) for to in places] for at in places]
-    given = [ask.joined(row) for row in sent]
-    return Pieces(
-        alone(given),
-        alone(collective.all_to_all_single(given, table)),
-        [[turned[at], table[at]] if ask.splits else [None, None] for at in places],
-        lambda upstream: collective.all_to_all_single(upstream, turned),
+def _all_to_all(case: Case, spec: CollectiveSpec) -> FunctionalData:
+    members, tail = range(spec.size), spec.shape[1:]
+    splits = [list(row) for row in spec.splits] or [[spec.shape[0]] * spec.size for _ in members]
+    received = collective.all_to_all(splits)
+    rows = [[spec.payload(at * spec.size + to, (splits[at][to], *tail)) for to in members] for at in members]
+    inputs = [spec.concatenate(row) for row in rows]
+    return FunctionalData(
+        one_each(inputs),
+        one_each(collective.all_to_all_single(inputs, splits)),
+        [[received[at], splits[at]] if spec.splits else [None, None] for at in members],
+        lambda gradients: collective.all_to_all_single(gradients, received),
     )
 
 
-def _twice(make: Callable[[Case, Ask], Pieces]) -> Callable[[Case, Ask], Pieces]:
-    """Two of them in one call, on tensors of different values, the second along the dim that ``then`` says."""
+MakeData = Callable[[Case, CollectiveSpec], FunctionalData]
 
-    def both(case: Case, ask: Ask) -> Pieces:
-        other_case = case.with_fields(dim=case.get("then")) if "then" in case else case
-        one, other = make(case, ask), make(other_case, Ask.of(case, ask.name, ask.size, 1))
-        (*first, last), (*_, then) = one.arguments[0], other.arguments[0]
-        known: dict[Any, Any] = {_all_gather: [], _reduce_scatter: [*first, [last, then]]}
-        arguments = known.get(make, [*first, last])
-        given, wanted = zip(one.given, other.given, strict=True), zip(one.wanted, other.wanted, strict=True)
-        return Pieces([a + b for a, b in given], [a + b for a, b in wanted], [arguments] * ask.size)
 
-    return both
+def _coalesced(make: MakeData) -> MakeData:
+    """The data of one call on two tensors of different values, the second along the dim of the field ``then``."""
+
+    def make_two(case: Case, spec: CollectiveSpec) -> FunctionalData:
+        second_case = case.with_fields(dim=case.get("then")) if "then" in case else case
+        first, second = make(case, spec), make(second_case, CollectiveSpec.from_case(case, spec.name, spec.size, 1))
+        (*others, dim), (*_, second_dim) = first.arguments[0], second.arguments[0]
+        known: dict[Any, Any] = {_all_gather: [], _reduce_scatter: [*others, [dim, second_dim]]}
+        return FunctionalData(
+            [a + b for a, b in zip(first.inputs, second.inputs, strict=True)],
+            [a + b for a, b in zip(first.expected, second.expected, strict=True)],
+            [known.get(make, first.arguments[0])] * spec.size,
+        )
+
+    return make_two
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A functional collective under its names, newest first."""
+    """A functional collective. ``names``: its names in releases of torch, newest first. ``draw_options``: those of
+    :func:`draws.calls`. ``corners``: the enumerated cases, if not the control alone."""
 
     names: tuple[str, ...]
-    make: Callable[[Case, Ask], Pieces]
+    make: MakeData
     needs: str
     clause: str
     control: str
-    ways: dict[str, Any]
+    draw_options: dict[str, Any]
     coalesced: bool = False
     backward: bool = False
     corners: tuple[str, ...] = ()
 
 
-def made(case: Case) -> tuple[dict[int, Any], Any]:
-    """What each rank gives, with which arguments, and what comes back to it; and the whole, for what is due."""
-    ranks, variant = members(case), VARIANTS[case.law.partition("[")[2].removesuffix("]")]
-    ask = Ask.of(case, variant.names[0], len(ranks))
-    pieces = variant.make(case, ask)
-    upstream: Any = pieces.upstream(ask) if variant.backward else [None] * ask.size
-    gradients = pieces.back(upstream) if variant.backward and pieces.back else [None] * ask.size
-    by_rank = dict(zip(ranks, zip(pieces.given, pieces.arguments, upstream, strict=True), strict=True))
-    wanted = [[ask.rounded(want) for want in row] for row in pieces.wanted]
-    return by_rank, dict(zip(ranks, zip(pieces.given, wanted, gradients, strict=True), strict=True))
+def read_case(case: Case) -> tuple[dict[int, Any], Any]:
+    """By rank: inputs, arguments and the gradient of the output, for acts; inputs, due outputs and the gradient of the
+    input, for due functions."""
+    ranks, variant = group_ranks(case), VARIANTS[case.law.partition("[")[2].removesuffix("]")]
+    spec = CollectiveSpec.from_case(case, variant.names[0], len(ranks))
+    data = variant.make(case, spec)
+    output_gradients: Any = data.output_gradients(spec) if variant.backward else [None] * spec.size
+    gradients = data.backward(output_gradients) if variant.backward and data.backward else [None] * spec.size
+    for_act = zip(data.inputs, data.arguments, output_gradients, strict=True)
+    due = [[spec.due_value(output) for output in row] for row in data.expected]
+    return dict(zip(ranks, for_act, strict=True)), dict(
+        zip(ranks, zip(data.inputs, due, gradients, strict=True), strict=True)
+    )
 
 
-Given = Annotated[Any, ByRank(made, "dim", "then", "to-position")]
+MemberArguments = Annotated[Any, RankDataField(read_case, "dim", "then", "to-position")]
 
 
-def law_of(name: str, variant: Variant) -> Law:
+def functional_law(name: str, variant: Variant) -> Law:
+    """The law of one functional collective."""
     names, coalesced, backward = variant.names, variant.coalesced, variant.backward
 
     def draw(limits: Limits) -> SearchStrategy[Case]:
-        return draws.calls(limits, works=False, outputs=False, **variant.ways)
+        return draws.calls(limits, timing=False, outputs=False, **variant.draw_options)
 
     def features(case: Case) -> set[str]:
-        more = {"coalesced": coalesced} | dict.fromkeys(("backward", "requires-grad"), backward)
-        return draws.features_of(case) | {"functional"} | {name for name, held in more.items() if held}
+        more = ["functional", *["coalesced"] * coalesced, *["backward", "requires-grad"] * backward]
+        return draws.features_of(case) | {*more}
 
-    def called(x: Given, group: Group):
-        xs, arguments, upstream = x
+    def call_functional(x: MemberArguments, group: Group):
+        xs, arguments, output_gradient = x
         function = getattr(compat.functional, next(name for name in names if hasattr(compat.functional, name)))
-        xs = [one.requires_grad_(backward) for one in xs]
-        got = function(xs if coalesced else xs[0], *arguments, group or dist.group.WORLD)
+        xs = [tensor.requires_grad_(backward) for tensor in xs]
+        result = function(xs if coalesced else xs[0], *arguments, group or dist.group.WORLD)
         found = {
-            "result": [one.detach().clone() for one in (got if coalesced else [got])],
-            "input": [one.detach() for one in xs],
+            "result": [tensor.detach().clone() for tensor in (result if coalesced else [result])],
+            "input": [tensor.detach() for tensor in xs],
         }
         if backward:
-            got.backward(upstream)
+            result.backward(output_gradient)
             found["gradient"] = xs[0].grad
         return found
 
     law = act.law(
         f"collective.functional[{name}]",
-        clause=f"The functional {names[-1]} {variant.clause}, and leaves its input as it was.",
+        clause=f"The functional {names[-1]} leaves its input unchanged and {variant.clause}.",
         source=SOURCE + names[-1],
         control=variant.control,
         features=features,
@@ -190,31 +201,29 @@ def law_of(name: str, variant: Variant) -> Law:
         members=True,
         needs=tuple(dict.fromkeys((variant.needs, *(("all_gather",) if backward else ()), "subgroups"))),
         weight=0.2,
-    )(called)
+    )(call_functional)
 
     @law.due
     def _(x, rank: Rank):
-        given, wanted, gradient = x[rank]
-        return {"result": wanted, "input": given, **({"gradient": gradient} if backward else {})}
+        inputs, outputs, gradient = x[rank]
+        return {"result": outputs, "input": inputs, **({"gradient": gradient} if backward else {})}
 
     return law
 
 
-def _dim(draw: st.DrawFn, mesh: Mesh) -> dict[str, Any]:
-    return {"dim": draw(st.sampled_from((None, 1, 1, -1)))}
+def _draw_permutation(draw: st.DrawFn, mesh: Mesh) -> dict[str, Any]:
+    to = draws.join_ints(draw(st.permutations(range(mesh.size))))
+    # matrices only in a group of all ranks, so that every rank gets the same error
+    is_matrix = mesh.ranks == (0, 1) and draw(st.booleans())
+    return {"to-position": to, **({"x": TensorSpec((2, 3)), "world": None} if is_matrix else {})}
 
 
-def _to(draw: st.DrawFn, mesh: Mesh) -> dict[str, Any]:
-    to = ".".join(map(str, draw(st.permutations(range(mesh.size)))))
-    # of more than one dim: of all ranks, so that an error is one of every rank
-    wide = mesh.ranks == (0, 1) and draw(st.booleans())
-    return {"to-position": to, **({"x": TensorSpec((2, 3)), "world": None} if wide else {})}
-
-
-ALONG: dict[str, Any] = {"min_dims": 2, "extra": _dim, "expanded": False}
+ALONG: dict[str, Any] = {"min_dims": 2, "extra": {"dim": st.sampled_from((None, 1, 1, -1))}, "expanded": False}
 SPLIT: dict[str, Any] = {"forms": ("joined",), "uneven": ("joined",), "splits": True, "min_dims": 1, "expanded": False}
+PERMUTED: dict[str, Any] = {"extra": _draw_permutation, "min_dims": 1, "max_dims": 1}
 FLOAT: dict[str, Any] = {"floats": True}
 REDUCED: dict[str, Any] = {"reduces": True}
+ROOTED: dict[str, Any] = {"root": True, "tables": False, "parts": False}
 ONE, DIM, ROWS = "mesh=2 x=5x3", "mesh=2 x=5x3 dim=1", "mesh=2 x=3x2 splits=1.2/0.3"
 VARIANTS = {
     "all_reduce": Variant(
@@ -222,65 +231,65 @@ VARIANTS = {
         ONE, REDUCED,
     ),
     "broadcast": Variant(
-        ("broadcast",), _broadcast, "broadcast", "gives every member what the source has", f"{ONE} root=1",
-        {"root": True, "tables": False, "parts": False},
+        ("broadcast",), _broadcast, "broadcast", "gives every member the source's tensor", f"{ONE} root=1", ROOTED,
     ),
     "all_gather_tensor": Variant(
         ("all_gather_single", "all_gather_tensor"), _all_gather, "all_gather",
-        "joins what all members have along a dim", DIM, ALONG, corners=(DIM, "mesh=2 x=1x3 dim=-1"),
+        "concatenates all members' tensors along a dim", DIM, ALONG, corners=(DIM, "mesh=2 x=1x3 dim=-1"),
     ),
     "reduce_scatter_tensor": Variant(
         ("reduce_scatter_single", "reduce_scatter_tensor"), _reduce_scatter, "reduce_scatter",
-        "gives the member at position i block i, along a dim, of the reduction", DIM, ALONG | REDUCED,
+        "gives the member at position i block i of the reduction along a dim", DIM, ALONG | REDUCED,
     ),
     "all_to_all_single": Variant(
-        ("all_to_all_single",), _all_to_all, "all_to_all", "sends each member its rows, for splits of any sizes", ROWS,
+        ("all_to_all_single",), _all_to_all, "all_to_all", "sends each member its rows, for any splits", ROWS,
         SPLIT,
     ),
     "permute_tensor": Variant(
-        ("permute_tensor",), _permute, "all_to_all", "sends what member i has to the member that the list names",
-        "mesh=3 x=5 to-position=1.2.0", {"extra": _to, "min_dims": 1, "max_dims": 1},
+        ("permute_tensor",), _permute, "all_to_all", "sends the tensor of member i to member to[i]",
+        "mesh=3 x=5 to-position=1.2.0", PERMUTED,
     ),
     "all_reduce_coalesced": Variant(
-        ("all_reduce_coalesced",), _twice(_all_reduce), "all_reduce", "reduces several tensors, each as if alone",
+        ("all_reduce_coalesced",), _coalesced(_all_reduce), "all_reduce", "reduces several tensors separately",
         ONE, REDUCED, coalesced=True,
     ),
     "all_gather_coalesced": Variant(
-        ("all_gather_single_coalesced", "all_gather_into_tensor_coalesced"), _twice(_all_gather), "all_gather",
-        "gathers several tensors, each as if alone", ONE, {"min_dims": 1}, coalesced=True,
+        ("all_gather_single_coalesced", "all_gather_into_tensor_coalesced"), _coalesced(_all_gather), "all_gather",
+        "gathers several tensors separately", ONE, {"min_dims": 1}, coalesced=True,
     ),
     "reduce_scatter_coalesced": Variant(
-        ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"), _twice(_reduce_scatter),
-        "reduce_scatter", "reduces and scatters several tensors, each as if alone", ONE,
+        ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"), _coalesced(_reduce_scatter),
+        "reduce_scatter", "reduces and scatters several tensors separately", ONE,
         {"min_dims": 2, "expanded": False, "reduces": True}, coalesced=True,
         corners=(DIM, f"{ONE} then=1"),
     ),
     "all_gather_autograd": Variant(
         ("all_gather_single_autograd", "all_gather_tensor_autograd"), _all_gather, "reduce_scatter",
-        "joins along a dim, and gives back the sum of what came for each block", DIM, ALONG | FLOAT, backward=True,
+        "concatenates along a dim; the gradient of a block is the sum of all members' gradients of it", DIM,
+        ALONG | FLOAT, backward=True,
     ),
     "reduce_scatter_autograd": Variant(
         ("reduce_scatter_single_autograd", "reduce_scatter_tensor_autograd"), _reduce_scatter, "reduce_scatter",
-        "reduces blocks along a dim, and gives every member back what came for all blocks", DIM, ALONG | FLOAT,
+        "reduces blocks along a dim; the gradient of its input has the gradients of all blocks", DIM, ALONG | FLOAT,
         backward=True,
     ),
     "all_to_all_autograd": Variant(
         ("all_to_all_single_autograd",), _all_to_all, "all_to_all",
-        "sends each member its rows, and their gradients back", ROWS, SPLIT | FLOAT | {"uneven_one_in": 1},
+        "sends each member its rows; their gradients are sent back", ROWS, SPLIT | FLOAT | {"uneven_one_in": 1},
         backward=True,
     ),
     "all_reduce_autograd": Variant(
-        ("all_reduce",), _all_reduce, "all_reduce", "sums, and gives every member back the sum of what came",
-        ONE, FLOAT, backward=True,
+        ("all_reduce",), _all_reduce, "all_reduce", "sums; the gradient is the sum of all members' gradients", ONE,
+        FLOAT, backward=True,
     ),
     "broadcast_autograd": Variant(
-        ("broadcast",), _broadcast, "broadcast", "gives back to the source what came for all, to others nothing",
-        "mesh=1 x=5x3", {"root": True, "tables": False, "parts": False} | FLOAT, backward=True,
-        corners=(f"{ONE} root=1",),
+        ("broadcast",), _broadcast, "broadcast",
+        "gives every member the source's tensor; the gradient is the sum of all members' on the source, zero elsewhere",
+        "mesh=1 x=5x3", ROOTED | FLOAT, backward=True, corners=(f"{ONE} root=1",),
     ),
     "permute_autograd": Variant(
-        ("permute_tensor",), _permute, "all_to_all", "sends what member i has to another, and its gradient back",
-        "mesh=3 x=5 to-position=1.2.0", {"extra": _to, "min_dims": 1, "max_dims": 1} | FLOAT, backward=True,
+        ("permute_tensor",), _permute, "all_to_all", "sends each member's tensor to another; its gradient is sent back",
+        "mesh=3 x=5 to-position=1.2.0", PERMUTED | FLOAT, backward=True,
     ),
 }  # fmt: skip
-LAWS = [law_of(name, variant) for name, variant in VARIANTS.items()]
+LAWS = [functional_law(name, variant) for name, variant in VARIANTS.items()]

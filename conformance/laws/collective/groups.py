@@ -1,4 +1,4 @@
-"""Laws of barriers, of groups, and of collectives that are made of others."""
+"""Laws of barriers, of new groups, and of collectives that equal a sequence of others."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ from shardlaw.conformance.law.due import Meaningless
 from shardlaw.conformance.law.fields import Device, Folder, MeshTable, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.collective import draws
-from shardlaw.conformance.laws.collective.calls import LATE_SECONDS, STALE, prepared, start
-from shardlaw.conformance.laws.collective.case_fields import NO_ORDER, ByRank, Calling, Group, keeps_order, members
-from shardlaw.conformance.laws.collective.pieces import Ask
+from shardlaw.conformance.laws.collective.calls import LATE_SECONDS, STALE, prepare, start
+from shardlaw.conformance.laws.collective.fields import (
+    NO_RANK_ORDER,
+    Call,
+    Group,
+    RankDataField,
+    group_ranks,
+    supports_rank_order,
+)
+from shardlaw.conformance.laws.collective.specs import CollectiveSpec
 from shardlaw.reference import collective
-from shardlaw.reference.mesh import Mesh
 from shardlaw.strategies.collectives import groups
 
 
-def draw_barrier(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(groups(world_size=limits.world_size, tables=False))
-        late = draw(st.sampled_from(mesh.ranks))
-        return fields(mesh=mesh, late=late, work="async" if draw(draws.one_in(3)) else None)
-
-    return case()
+@st.composite
+def draw_barrier(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(groups(world_size=limits.world_size, tables=False))
+    late = draw(st.sampled_from(mesh.ranks))
+    return fields(mesh=mesh, late=late, work="async" if draw(draws.one_in(3)) else None)
 
 
 @draws.collective_law(
     "barrier", draws.DOC + "barrier", "mesh=2 late=1", draw=draw_barrier, draws=20, members=True, weight=0.3
 )
 def barrier(group: Group, late: int, folder: Folder, work: Literal["async"] | None = None):
-    """Nobody leaves a barrier before all members of its group have come to it: whoever leaves finds all marks."""
+    """No rank leaves a barrier before all members of its group have entered it, twice in a row."""
     rank, missing = dist.get_rank(), []
     for turn in range(2):
         if late == rank:
@@ -64,27 +67,25 @@ COMPOSED = Literal["reduce-broadcast", "reduce-scatter", "scatter-gather", "ther
 
 
 def draw_composed(limits: Limits) -> SearchStrategy[Case]:
-    def how(draw: st.DrawFn, mesh: Mesh) -> dict[str, Any]:
-        return {"how": draw(st.sampled_from(get_args(COMPOSED)))}
-
-    return draws.calls(limits, root=True, reduces=True, memories=False, works=False, min_dims=1, extra=how)
+    how = {"how": st.sampled_from(get_args(COMPOSED))}
+    return draws.calls(limits, root=True, reduces=True, memories=False, timing=False, min_dims=1, extra=how)
 
 
-def composed_pieces(case: Case) -> tuple[dict[int, Any], Any]:
-    """What every member starts with, and must end with."""
-    how, ranks = case.get("how"), members(case)
-    ask = Ask.of(case, "all_reduce", len(ranks))
-    places = range(ask.size)
+def read_composed(case: Case) -> tuple[dict[int, Any], Any]:
+    """The input and the due output of every member, by rank."""
+    how, ranks = case.get("how"), group_ranks(case)
+    spec = CollectiveSpec.from_case(case, "all_reduce", len(ranks))
+    members = range(spec.size)
     if how == "reduce-broadcast":
-        given = [ask.added(at) for at in places]
-        wanted = collective.all_reduce(given, ask.op)
+        inputs = [spec.contribution(at) for at in members]
+        expected = collective.all_reduce(inputs, spec.op)
     elif how == "reduce-scatter":
-        rows = [[ask.added(at, part) for part in places] for at in places]
-        given, wanted = [collective.stack(row) for row in rows], collective.reduce_scatter(rows, ask.op)
+        rows = [[spec.contribution(at, part) for part in members] for at in members]
+        inputs, expected = [collective.stack(row) for row in rows], collective.reduce_scatter(rows, spec.op)
     else:
-        given = [collective.stack([ask.given(ask.size * at + part) for part in places]) for at in places]
-        wanted = [given[ask.root]] * ask.size if how == "scatter-gather" else given
-    return dict(zip(ranks, given, strict=True)), dict(zip(ranks, map(ask.rounded, wanted), strict=True))
+        inputs = [collective.stack([spec.payload(spec.size * at + part) for part in members]) for at in members]
+        expected = [inputs[spec.root]] * spec.size if how == "scatter-gather" else inputs
+    return dict(zip(ranks, inputs, strict=True)), dict(zip(ranks, map(spec.due_value, expected), strict=True))
 
 
 @draws.collective_law(
@@ -97,8 +98,11 @@ def composed_pieces(case: Case) -> tuple[dict[int, Any], Any]:
     members=True,
     weight=0.3,
 )
-def composed(x: Annotated[Any, ByRank(composed_pieces)], group: Group, how: COMPOSED, root: int = 0, op: str = "sum"):
-    """reduce, broadcast are all_reduce; reduce, scatter reduce_scatter; all_gather undoes scatter."""
+def composed(
+    x: Annotated[Any, RankDataField(read_composed)], group: Group, how: COMPOSED, root: int = 0, op: str = "sum"
+):
+    """reduce and broadcast give what all_reduce gives; reduce and scatter what reduce_scatter gives; all_gather undoes
+    scatter, a second all_to_all the first."""
     root = dist.get_process_group_ranks(group)[root]
     if how in ("reduce-broadcast", "reduce-scatter"):
         dist.reduce(x, root, getattr(dist.ReduceOp, op.upper()), group=group)
@@ -124,7 +128,7 @@ def _(x, how, rank: Rank):
 
 
 def sweep_again(limits: Limits) -> list[Case]:
-    """Bools, whose sums and products are idempotent too."""
+    """Bool tensors, whose sums and products are idempotent too."""
     ops = ("sum", "product", "max", "min")
     return [fields(mesh=size, x="5x4:-:bool", op=op if op != "sum" else None) for op in ops for size in (2, 3)]
 
@@ -137,35 +141,30 @@ def sweep_again(limits: Limits) -> list[Case]:
     features=lambda case: draws.features_of(case) | {"repeated"},
     sweep=sweep_again,
     sweeps=4,
-    draw=lambda limits: draws.calls(limits, reduces=True, memories=False, works=False, idempotent=True),
+    draw=lambda limits: draws.calls(limits, reduces=True, memories=False, timing=False, idempotent=True),
     draws=40,
     members=True,
     weight=0.2,
 )
-def again(call: Calling, group: Group, device: Device):
-    """A reduction by which equals are no more than one of them gives the same when it is repeated."""
-    call = prepared(call, device)
-    for _ in range(8):  # a byte that is doubled so often is 0
+def again(call: Call, group: Group, device: Device):
+    """An idempotent reduction of its own result changes nothing."""
+    call = prepare(call, device)
+    for _ in range(8):  # a byte that is doubled eight times is 0
         start(call, group)
     return {"again": call[1]}
 
 
 @again.due
 def _(call, rank: Rank):
-    return {"again": call.wanted(rank)}
+    return {"again": call.due(rank)}
 
 
-def draw_new_group(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(groups(world_size=limits.world_size))
-        kept = "kept" if list(mesh.ranks) != sorted(mesh.ranks) and draw(st.booleans()) else None
-        world = max(mesh.ranks) + 2
-        return fields(
-            mesh=mesh, ranks=kept, world=world if world <= limits.world_size and draw(draws.one_in(4)) else None
-        )
-
-    return case()
+@st.composite
+def draw_new_group(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(groups(world_size=limits.world_size))
+    order = "kept" if list(mesh.ranks) != sorted(mesh.ranks) and draw(st.booleans()) else None
+    world = max(mesh.ranks) + 2
+    return fields(mesh=mesh, ranks=order, world=world if world <= limits.world_size and draw(draws.one_in(4)) else None)
 
 
 @draws.collective_law(
@@ -179,7 +178,7 @@ def draw_new_group(limits: Limits) -> SearchStrategy[Case]:
     weight=0.3,
 )
 def new_group(mesh: MeshTable, device: Device, ranks: Literal["kept"] | None = None):
-    """A new group has its members in their order, carries what they send, and can be destroyed and made again."""
+    """A new group lists its members in order, communicates among them, and can be destroyed and created again."""
     found: dict[str, list[Any]] = {"outside": [], "members": [], "places": [], "traffic": []}
     for turn in range(2):
         group = dist.new_group(mesh, sort_ranks=False) if ranks else dist.new_group(mesh)
@@ -199,8 +198,8 @@ def new_group(mesh: MeshTable, device: Device, ranks: Literal["kept"] | None = N
 
 @new_group.due
 def _(mesh, ranks, rank: Rank):
-    if ranks and not keeps_order():
-        raise Meaningless(NO_ORDER)
+    if ranks and not supports_rank_order():
+        raise Meaningless(NO_RANK_ORDER)
     listed = list(mesh.ranks) if ranks else sorted(mesh.ranks)
     if rank not in listed:
         return {"outside": [True, True], "members": [], "places": [], "traffic": []}

@@ -1,4 +1,4 @@
-"""Laws of what a backend does not carry: dtypes and reductions, calls that mean nothing, members that disagree."""
+"""Laws of refusals: unsupported dtypes and reductions, invalid arguments, members whose arguments differ."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shardlaw.conformance.law.due import Either, Of, Refused, caught
 from shardlaw.conformance.law.fields import Device, Field, Rank, ScriptArgument, WordField
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.collective import draws
-from shardlaw.conformance.laws.collective.calls import CALLS, attempted, prepared
-from shardlaw.conformance.laws.collective.case_fields import Calling, Group
-from shardlaw.conformance.laws.collective.pieces import REDUCING
+from shardlaw.conformance.laws.collective.calls import CALLS, prepare, run_call
+from shardlaw.conformance.laws.collective.fields import Call, Group
+from shardlaw.conformance.laws.collective.specs import REDUCING
 from shardlaw.reference.placement import REDUCE_OPS
 from shardlaw.reference.tensors import DTYPES, TensorSpec
 
@@ -27,17 +27,21 @@ if TYPE_CHECKING:
 
 def sweep_dtypes(limits: Limits) -> list[Case]:
     """Every collective in every dtype, with every reduction where it reduces."""
-    found = []
-    for dtype in DTYPES:
-        for name in CALLS:
-            for op in REDUCE_OPS if name in REDUCING else ("sum",):
-                form = "joined" if name.endswith("_single") else None
-                spec = TensorSpec((2, 3), None, dtype)
-                found.append(fields(mesh="2", x=spec, call=name, op=op if op != "sum" else None, form=form))
-    return found
+    return [
+        fields(
+            mesh="2",
+            x=TensorSpec((2, 3), None, dtype),
+            call=name,
+            op=op if op != "sum" else None,
+            form="joined" if name.endswith("_single") else None,
+        )
+        for dtype in DTYPES
+        for name in CALLS
+        for op in (REDUCE_OPS if name in REDUCING else ("sum",))
+    ]
 
 
-class DeclaredField(Field):
+class IsDeclaredField(Field):
     """Whether the target declares the dtype of the tensor."""
 
     field = "x"
@@ -53,7 +57,7 @@ class DeclaredField(Field):
 
 
 def sum_of_ones(device, group=None):
-    """What shows that a group goes on."""
+    """An all_reduce, which shows that a group still works: the number of its members, twice."""
     ones = torch.ones(2, device=device)
     dist.all_reduce(ones, group=group)
     return ones.tolist()
@@ -70,14 +74,13 @@ def sum_of_ones(device, group=None):
     needs=("all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"),
     weight=0.5,
 )
-def dtypes(call: Calling, group: Group, device: Device, declared: Annotated[bool, DeclaredField()]):
-    """Each dtype and reduction is carried rightly, or refused by every rank alike with its inputs as they were, and
-    the group goes on; a dtype that is declared is refused by no collective that has a meaning for it."""
-    found = attempted(prepared(call, device), group)
+def dtypes(call: Call, group: Group, device: Device, declared: Annotated[bool, IsDeclaredField()]):
+    """A collective computes each dtype and reduction correctly, or all ranks refuse it, keep their inputs, and go on; a
+    dtype that the target declares is refused only where the reduction is not defined for it."""
+    found = run_call(prepare(call, device), group)
     error = found["result"] if isinstance(found["result"], Exception) else None
-    refusal = f"refused, {type(error).__name__}: {error}" if declared and error else ""
     return {
-        "declared": refusal,
+        "declared": f"refused, {type(error).__name__}: {error}" if declared and error else "",
         "words": error is None or bool(str(error).strip()),
         **found,
         "afterwards": sum_of_ones(device, group),
@@ -86,20 +89,20 @@ def dtypes(call: Calling, group: Group, device: Device, declared: Annotated[bool
 
 @dtypes.due
 def _(call, rank: Rank):
-    meaning, given = call.ask.has_meaning, call.of_rank(rank).given
+    is_defined, inputs = call.spec.is_defined, call.member_data(rank).inputs
     return {
-        "declared": Of("", "wrong-error") if meaning else ...,
+        "declared": Of("", "wrong-error") if is_defined else ...,
         "words": Of(True, "wrong-error"),
-        "result": Either((call.wanted(rank), Refused())) if meaning else ...,
-        "beside": True if meaning else ...,
+        "result": Either((call.due(rank), Refused())) if is_defined else ...,
+        "beside": True if is_defined else ...,
         "written": ...,
-        "input": Either((None, given)) if call.changes else given,
+        "input": Either((None, inputs)) if call.in_place else inputs,
         "work": True,
-        "afterwards": [float(call.ask.size)] * 2,
+        "afterwards": [float(call.spec.size)] * 2,
     }
 
 
-# what every rank is asked for, as a statement of a user; ``size`` is the number of ranks
+# invalid calls, made by every rank; ``size`` is the number of ranks
 ATTEMPTS = {
     "list-too-short": lambda rank, size: dist.all_gather([torch.ones(2) for _ in range(size - 1)], torch.ones(2)),
     "list-too-long": lambda rank, size: dist.all_gather([torch.ones(2) for _ in range(size + 1)], torch.ones(2)),
@@ -142,22 +145,22 @@ ATTEMPTS = {
 }
 
 
-# what torch hands on as it is: the documents leave open what a backend makes of it
+# calls that torch does not check: it passes them to the backend
 LEFT_TO_BACKENDS = ("list-too-short", "list-too-long", "root-outside")
 
 
-def attempting(group: Group, attempt: Annotated[str, WordField(ATTEMPTS)], device: Device):
+def make_invalid_call(group: Group, attempt: Annotated[str, WordField(ATTEMPTS)], device: Device):
     got = caught(lambda: ATTEMPTS[attempt](dist.get_rank(), dist.get_world_size()))
     return {"refusal": got, "afterwards": sum_of_ones(device)}
 
 
-def refused_together(group):
+def invalid_call_due(group):
     return {"refusal": Refused(), "afterwards": [float(len(group))] * 2}
 
 
 def refusal_law(id: str, clause: str, names: Collection[str], **record: Any) -> Law:
-    """A law of calls that mean nothing."""
-    of = law(
+    """A law of invalid calls."""
+    made = law(
         id,
         clause=clause,
         source=draws.DOC + "arguments of each collective, new_group",
@@ -165,14 +168,14 @@ def refusal_law(id: str, clause: str, names: Collection[str], **record: Any) -> 
         sweep=lambda limits: [fields(mesh=size, attempt=name) for name in names for size in (2, 3)],
         sweeps=2 * len(names),
         **record,
-    )(attempting)
-    of.due(refused_together)
-    return of
+    )(make_invalid_call)
+    made.due(invalid_call_due)
+    return made
 
 
 refusals = refusal_law(
     "collective.refusals",
-    "A call whose arguments mean nothing is refused by every rank, and the ranks go on together.",
+    "Every rank refuses a call with invalid arguments, and the group still works.",
     [name for name in ATTEMPTS if name not in LEFT_TO_BACKENDS],
     control="mesh=2 attempt=two-roots",
     needs=("all_gather", "all_reduce", "all_to_all", "broadcast", "p2p", "reduce_scatter"),
@@ -181,8 +184,8 @@ refusals = refusal_law(
 
 backend_refusals = refusal_law(
     "collective.backend-refusals",
-    "A call that torch hands on though its arguments mean nothing is refused by the backend, on every rank, and the "
-    "ranks go on together.",
+    "On every rank the backend refuses a call with invalid arguments that torch does not check, and the group still "
+    "works.",
     LEFT_TO_BACKENDS,
     control="mesh=2 attempt=list-too-short",
     needs=("all_gather", "all_reduce", "broadcast"),
@@ -211,7 +214,7 @@ MISMATCHES = {
     weight=0.1,
 )
 def mismatch(group: Group, attempt: Annotated[str, WordField(MISMATCHES)]):
-    """Members that disagree about dtype, reduction or shape are told so, rather than go on with a wrong result."""
+    """A collective whose members pass different dtypes, reductions or shapes raises; it gives no wrong result."""
     return {"refusal": caught(lambda: MISMATCHES[attempt](dist.get_rank()))}
 
 

@@ -1,4 +1,4 @@
-"""Laws of the collectives that DTensor and checkpoints stand on: each gives every member what its lists say."""
+"""Laws of the results of each collective."""
 
 from __future__ import annotations
 
@@ -16,56 +16,68 @@ from shardlaw.conformance.law.due import Alike, Either, Of, Refused
 from shardlaw.conformance.law.fields import Device, Rank
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.collective import draws
-from shardlaw.conformance.laws.collective.calls import LATE_SECONDS, attempted, prepared
-from shardlaw.conformance.laws.collective.case_fields import Calling, Group
+from shardlaw.conformance.laws.collective.calls import LATE_SECONDS, prepare, run_call
+from shardlaw.conformance.laws.collective.fields import Call, Group
 
 
-def collective(call: Calling, group: Group, device: Device, work: Literal["async"] | None = None, late: int = -1):
-    """Each member gets what its lists say; nothing beside it is written, and what was only read is as it was.
-
-    The documents promise nothing of tensors that are not contiguous: all members alike may refuse them, in words that
-    say so, before anything is sent.
-    """
+def collective(call: Call, group: Group, device: Device, work: Literal["async"] | None = None, late: int = -1):
+    """Each member gets its results; nothing else is written."""
     if dist.get_rank(group) == late:
         time.sleep(LATE_SECONDS)
-    call = prepared(call, device)
+    call = prepare(call, device)
     _, xs, outs, _ = call
-    found = attempted(call, group, work)
+    found = run_call(call, group, work)
     refused = isinstance(found["result"], Exception)
     if refused and all(tensor.is_contiguous() for tensor in (*xs, *outs)):
         raise found["result"]
     return {**found, "refused": torch.tensor(refused)}
 
 
-def due(call, rank: Rank):
-    """What :func:`collective` must give; where tensors are not contiguous, or a refusal that leaves all as it was."""
-    given, wanted = call.of_rank(rank).given, call.wanted(rank)
-    refusable = (call.ask.memory, call.ask.out) != ("plain", "plain")
-    kept = given if not call.changes else Either((None, given)) if refusable else None
+def collective_due(call, rank: Rank):
+    """The results of a member. The documents promise nothing of non-contiguous tensors: all members may refuse them,
+    with an error that says so, and leave all tensors unchanged."""
+    inputs, results = call.member_data(rank).inputs, call.due(rank)
+    refusable = (call.spec.memory, call.spec.out) != ("plain", "plain")
+    unchanged = inputs if not call.in_place else Either((None, inputs)) if refusable else None
     return {
-        "result": Either((wanted, Refused(words=("contiguous",)))) if refusable else wanted,
+        "result": Either((results, Refused(words=("contiguous",)))) if refusable else results,
         "beside": True,
         "written": False,
-        "input": kept,
+        "input": unchanged,
         "work": Of(True),
         "refused": Alike(call.mesh) if refusable else ...,
     }
 
 
-# what fills its dtype, and what lies at its edges
+# values that use all bits of their dtype, and special values
 VALUES = ("float64:wide", "int64:wide", "float32:edges")
+STACKED = ("mesh=2 x=5x3 form=stacked", "mesh=2 x=() form=stacked")
+NONCONTIGUOUS = (
+    "mesh=2 x=5x3:-:float32:distinct:transposed form=list",
+    "mesh=2 x=5x3:-:float32:distinct:sliced form=joined",
+    "mesh=2 x=5x3 out=sliced form=list",
+    "mesh=2 x=5x3 out=transposed form=joined",
+)
 
 
-def law(
-    name: str, clause: str, control: str, *, number: int, corners: tuple[str, ...] = (), source: str = "", **ways: Any
+def results_law(
+    name: str,
+    clause: str,
+    control: str,
+    *,
+    draws_count: int,
+    corners: tuple[str, ...] = (),
+    source: str = "",
+    **draw_options: Any,
 ) -> Law:
-    """A law of one collective, of which a run draws ``number`` cases; ``corners`` are tried always."""
+    """A law of the results of one collective, of which a run draws ``draws_count`` cases, with the options of
+    :func:`draws.calls`. It enumerates ``corners`` and, with :data:`VALUES`, the control."""
 
     def draw(limits: Limits) -> SearchStrategy[Case]:
-        return draws.calls(limits, **ways)
+        return draws.calls(limits, **draw_options)
 
     def narrow(case: Case) -> SearchStrategy[Case]:
-        return draws.calls(Limits(case.world, (case.tensor("x").dtype,)), **ways)
+        return draws.calls(Limits(case.world, (case.tensor("x").dtype,)), **draw_options)
 
     corners = (*corners, *(re.sub(r"x=(\S+)", rf"x=\1:-:{values}", control) for values in VALUES))
     made = draws.collective_law(
@@ -76,104 +88,88 @@ def law(
         sweep=texts(*corners),
         sweeps=len(corners),
         draw=draw,
-        draws=number,
+        draws=draws_count,
         narrow=narrow,
         members=True,
         needs=(name.replace("-", "_"),),
         weight=0.4,
     )(collective)
-    made.due(due)
+    made.due(collective_due)
     return made
 
 
 LAWS = (
-    law(
+    results_law(
         "all-reduce",
         "all_reduce leaves the reduction of all members' tensors with each of them.",
         "mesh=2 x=5x3",
         corners=("mesh=2 x=5x3:-:float32:distinct:sliced", "mesh=3 x=5x3:-:float32:distinct:transposed op=max"),
-        number=56,
+        draws_count=56,
         reduces=True,
-        changes=True,
+        in_place=True,
     ),
-    law(
+    results_law(
         "reduce",
         "reduce leaves the reduction of all members' tensors with the destination.",
         "mesh=2 x=5x3 root=1",
         corners=("mesh=2 x=5x3:-:float32:distinct:sliced", "mesh=3 x=5x3:-:float32:distinct:transposed root=1"),
-        number=47,
+        draws_count=47,
         root=True,
         reduces=True,
-        changes=True,
+        in_place=True,
     ),
-    law(
+    results_law(
         "broadcast",
-        "broadcast leaves what the source has with every member, whether the source is named by rank or by position.",
+        "broadcast leaves the source's tensor with every member, whether the source is named by rank or by position.",
         "mesh=2 x=5x3 root=1",
         corners=("mesh=2 x=5x3:-:float32:distinct:sliced root=1", "mesh=3 x=5x3:-:float32:distinct:transposed root=1"),
-        number=47,
+        draws_count=47,
         root=True,
-        changes=True,
+        in_place=True,
     ),
-    law(
+    results_law(
         "all-gather",
-        "all_gather gives every member what all members have, in the order of the group, as a list or as one tensor.",
+        "all_gather gives every member the tensors of all members, in the order of the group, as a list or one tensor.",
         "mesh=3 x=5x3 form=list",
-        corners=(
-            "mesh=2 x=5x3 form=stacked",
-            "mesh=2 x=() form=stacked",
-            "mesh=3 x=2x3 form=list extents=1.3.0",
-            "mesh=2 x=5x3:-:float32:distinct:transposed form=list",
-            "mesh=2 x=5x3:-:float32:distinct:sliced form=joined",
-            "mesh=2 x=5x3 out=sliced form=list",
-            "mesh=2 x=5x3 out=transposed form=joined",
-        ),
-        number=96,
+        corners=(*STACKED, "mesh=3 x=2x3 form=list extents=1.3.0", *NONCONTIGUOUS),
+        draws_count=96,
         source="all_gather, all_gather_single",
         forms=("joined", "list", "stacked"),
         uneven=("list",),
-        whole=("list", "stacked"),
+        all_ranks=("list", "stacked"),
     ),
-    law(
+    results_law(
         "gather",
-        "gather gives the destination what all members have, in the order of the group.",
+        "gather gives the destination the tensors of all members, in the order of the group.",
         "mesh=3 x=5x3 root=1",
         corners=("mesh=2 x=5x3:-:float32:distinct:sliced", "mesh=2 x=5x3 out=transposed"),
-        number=47,
+        draws_count=47,
         root=True,
     ),
-    law(
+    results_law(
         "scatter",
-        "scatter gives the member at position i entry i of the list that the source has.",
+        "scatter gives the member at position i entry i of the source's list.",
         "mesh=3 x=5x3 root=1",
-        number=47,
+        draws_count=47,
         corners=("mesh=2 x=5x3:-:float32:distinct:transposed", "mesh=2 x=5x3 out=transposed"),
         root=True,
     ),
-    law(
+    results_law(
         "reduce-scatter",
         "reduce_scatter gives the member at position i the reduction of all members' entries i, from lists or tensors.",
         "mesh=2 x=5x3 form=joined",
-        corners=(
-            "mesh=2 x=5x3 form=stacked",
-            "mesh=2 x=() form=stacked",
-            "mesh=2 x=5x3 form=list work=async",
-            "mesh=2 x=5x3:-:float32:distinct:transposed form=list",
-            "mesh=2 x=5x3:-:float32:distinct:sliced form=joined",
-            "mesh=2 x=5x3 out=sliced form=list",
-            "mesh=2 x=5x3 out=transposed form=joined",
-        ),
-        number=96,
+        corners=(*STACKED, "mesh=2 x=5x3 form=list work=async", *NONCONTIGUOUS),
+        draws_count=96,
         source="reduce_scatter, reduce_scatter_single",
         forms=("joined", "list", "stacked"),
         reduces=True,
         uneven=("list",),
-        whole=("stacked",),
+        all_ranks=("stacked",),
         expanded=False,
     ),
-    law(
+    results_law(
         "all-to-all",
-        "all_to_all gives the member at position j, as entry i, entry j of the one at position i, whatever the splits.",
+        "all_to_all gives the member at position j, as entry i, entry j of the member at position i, for any splits.",
         "mesh=2 x=3x2 form=joined splits=1.2/0.3",
         corners=(
             "mesh=2 x=3x2 form=list splits=1.2/3.1",
@@ -182,7 +178,7 @@ LAWS = (
             "mesh=2 x=3x2:-:float32:distinct:transposed form=joined",
             "mesh=2 x=3x2 out=sliced form=list",
         ),
-        number=96,
+        draws_count=96,
         source="all_to_all, all_to_all_single",
         forms=("joined", "list"),
         uneven=("joined",),

@@ -1,1 +1,1 @@
-"""Layouts: who holds which elements of a tensor, however it came to be sharded."""
+"""Layouts: the local tensors of DTensors that are distributed or created in any way."""

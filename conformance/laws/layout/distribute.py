@@ -1,5 +1,4 @@
-"""Laws of layouts: what ``distribute_tensor`` puts on each rank, and what torch says that each rank holds, or the
-whole is."""
+"""Laws of layouts: the local tensors of ``distribute_tensor``, and the local and global shapes that torch computes."""
 
 from __future__ import annotations
 
@@ -39,13 +38,12 @@ DOC = "torch.distributed.tensor docs"
 MEMORIES = ("plain", "transposed", "sliced", "expanded")
 
 
-def keeps_grad(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-    """Sometimes the field ``requires_grad=1``: the tensor requires a gradient, if its dtype has one."""
-    return {"requires_grad": draw(st.sampled_from([None, None, None, 1]))}
+# dtypes without gradients ignore the field
+REQUIRES_GRAD = {"requires_grad": st.sampled_from([None, None, None, 1])}
 
 
 def first_rank(mesh: Mesh, position: int = 0) -> int:
-    """The rank at one ``position`` of every mesh dim."""
+    """The rank whose coordinate is ``position`` on every mesh dim."""
     return mesh.rank_at((position,) * mesh.ndim)
 
 
@@ -54,14 +52,14 @@ def first_rank(mesh: Mesh, position: int = 0) -> int:
     source=f"{DOC}, distribute_tensor (src_data_rank=None) and Shard (torch.chunk semantic)",
     control="mesh=2x2 x=5x6:S(0),S(1)",
     draw=lambda limits: draws.placed(
-        limits, dtypes=limits.dtypes, memories=MEMORIES, fills=draws.SELDOM_EDGES, extra=keeps_grad
+        limits, dtypes=limits.dtypes, memories=MEMORIES, fills=draws.SELDOM_EDGES, extra=REQUIRES_GRAD
     ),
     draws=200,
     weight=1.2,
 )
 def distribute(x: Whole, mesh: DeviceMesh, placements: PlacedAs, requires_grad: bool = False):
-    """distribute_tensor without a source rank leaves on each rank the slice of its tensor that the placements name;
-    stride, dtype and requires_grad are the tensor's, which is untouched."""
+    """distribute_tensor without a source rank gives each rank the slice of its tensor that the placements name, and
+    keeps stride, dtype and requires_grad; the input is unchanged."""
     x.requires_grad_(requires_grad and x.dtype.is_floating_point)
     d = distribute_tensor(x, mesh, placements, src_data_rank=None)
     return {"local": d, "requires_grad": d.requires_grad, "leaf": d.is_leaf, "stride": d.stride(), "input": x}
@@ -73,7 +71,8 @@ def _(x: Global, requires_grad=False):
     return {"local": x, "requires_grad": Of(grad), "leaf": Of(True), "stride": Of(x.full.stride()), "input": x.full}
 
 
-def draw_scatter(limits: Limits) -> SearchStrategy[Case]:
+def draw_tensors(limits: Limits) -> SearchStrategy[Case]:
+    """Tensors of any dtype and memory layout, on meshes of ascending ranks."""
     on = draws.meshes(limits, tables=False)
     return draws.placed(limits, on=on, dtypes=limits.dtypes, memories=MEMORIES)
 
@@ -82,7 +81,7 @@ def draw_scatter(limits: Limits) -> SearchStrategy[Case]:
     "layout.scatter",
     source=f"{DOC}, distribute_tensor (src_data_rank)",
     control="mesh=2x2 x=5x6:S(0),S(1)",
-    draw=draw_scatter,
+    draw=draw_tensors,
     draws=120,
     sweep=draws.out_of_order("S(0)"),
     sweeps=3,
@@ -90,7 +89,7 @@ def draw_scatter(limits: Limits) -> SearchStrategy[Case]:
     weight=1.2,
 )
 def scatter(x: OwnWhole, mesh: DeviceMesh, placements: PlacedAs):
-    """distribute_tensor gives every rank its slice of the tensor of the first rank of each mesh dim."""
+    """distribute_tensor gives every rank its slice of the tensor of the rank at coordinate 0 of each mesh dim."""
     return {"local": distribute_tensor(x, mesh, placements)}
 
 
@@ -123,7 +122,7 @@ def sweep_source(limits: Limits) -> list[Case]:
     weight=0.8,
 )
 def source(x: OwnWhole, mesh: DeviceMesh, placements: PlacedAs, src: int):
-    """With src_data_rank=k every rank gets its slice of the tensor of the rank at position k of each mesh dim."""
+    """With src_data_rank=k every rank gets its slice of the tensor of the rank at coordinate k of each mesh dim."""
     return {"local": distribute_tensor(x, mesh, placements, src_data_rank=src)}
 
 
@@ -143,7 +142,7 @@ def _(x: OwnValues, src):
     tier="advisory",
 )
 def input_kept(x: OwnWhole, mesh: DeviceMesh, placements: PlacedAs):
-    """distribute_tensor does not change the tensor that it is given, on any rank."""
+    """distribute_tensor leaves its input unchanged on every rank."""
     distribute_tensor(x, mesh, placements)
     return {"input": x}
 
@@ -162,8 +161,8 @@ def _(x: OwnValues, rank: Rank):
     weight=0.6,
 )
 def offsets(shape: ShapeOf, mesh: DeviceMesh, placements: PlacedAs):
-    """A rank's local shape is how much it owns of each dim, its offset the first index, or the extent where it owns
-    nothing."""
+    """The local shape is the number of indices of each dim that a rank owns; the offset is the first of them, or the
+    size of the dim if it owns none."""
     local, offset = compat.local_shape_and_offset(shape, mesh, placements)
     return {"shape": tuple(local), "offset": tuple(offset)}
 
@@ -185,8 +184,7 @@ def _(x: GlobalOf, rank: Rank):
     weight=0.5,
 )
 def chunks(x: DTensor):
-    """The chunks that a DTensor lists hold the elements that the rank owns, all of them and no others: one chunk where
-    one box holds them."""
+    """The chunks that a DTensor lists cover exactly the elements that the rank owns: one chunk if one box does."""
     boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in x.__create_chunk_list__()]
     runs = [[range(start, start + size) for start, size in zip(*box, strict=True)] for box in boxes]
     return {"box": boxes, "elements": sorted(at for box in runs for at in itertools.product(*box))}
@@ -200,16 +198,11 @@ def _(x: Global, rank: Rank):
     return {"box": Of([(box.offset, box.size)], "wrong-layout") if box else ..., "elements": Of(owned, "wrong-layout")}
 
 
-def draw_full(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False)
-    return draws.placed(limits, on=on, dtypes=limits.dtypes, memories=MEMORIES)
-
-
 @law(
     "layout.full",
     source=f"{DOC}, DTensor.full_tensor",
     control="mesh=2x2 x=5x6:S(0),S(1)",
-    draw=draw_full,
+    draw=draw_tensors,
     draws=120,
     sweep=draws.out_of_order("S(0)"),
     sweeps=3,
@@ -217,9 +210,9 @@ def draw_full(limits: Limits) -> SearchStrategy[Case]:
     weight=1.2,
 )
 def full(x: Whole, mesh: DeviceMesh, placements: PlacedAs):
-    """full_tensor of a distributed tensor is the tensor; a rank outside the mesh gets no elements."""
-    whole = distribute_tensor(x, mesh, placements, src_data_rank=None).full_tensor()
-    return {"elements": whole.numel(), "full": whole}
+    """full_tensor of a distributed tensor is that tensor; on a rank outside the mesh it has no elements."""
+    full = distribute_tensor(x, mesh, placements, src_data_rank=None).full_tensor()
+    return {"elements": full.numel(), "full": full}
 
 
 @full.due
@@ -229,11 +222,9 @@ def _(x: Global, rank: Rank):
 
 
 def draw_negative(limits: Limits) -> SearchStrategy[Case]:
-    def how(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-        return {"how": draw(st.sampled_from(["distribute", "from_local", "redistribute"]))}
-
-    drawn = draws.placed(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=how)
-    return drawn.filter(lambda case: "(-" in case.text)
+    how = {"how": st.sampled_from(["distribute", "from_local", "redistribute"])}
+    placed = draws.placed(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=how)
+    return placed.filter(lambda case: "(-" in case.text)
 
 
 @law(
@@ -251,20 +242,21 @@ def negative_dims(
     placements: PlacedAs,
     how: Literal["distribute", "from_local", "redistribute"],
 ):
-    """A shard of a negative dim is a shard of the dim counted from the end, and a DTensor names it so; the list that
-    was passed stays as it was."""
-    passed = copy.deepcopy(placements)
+    """A shard of a negative dim is a shard of the dim counted from the end, under its non-negative number; the list of
+    placements that was passed is unchanged."""
+    original = copy.deepcopy(placements)
     if how == "distribute":
         d = distribute_tensor(x, mesh, placements, src_data_rank=None)
     elif how == "from_local":
-        part = local if mesh.get_coordinate() is not None else x  # a rank outside has no local tensor of as many dims
+        # outside the mesh the local tensor has one dim: from_local needs the dims of the placements
+        part = local if mesh.get_coordinate() is not None else x
         d = DTensor.from_local(part, mesh, placements, shape=x.shape, stride=x.stride())
     else:
         d = distribute_tensor(x, mesh, [Replicate()] * mesh.ndim, src_data_rank=None).redistribute(
             placements=placements
         )
     dims = [getattr(placement, "dim", None) for placement in d.placements]
-    return {"local": d, "dims": dims, "argument": placements == passed}
+    return {"local": d, "dims": dims, "argument": placements == original}
 
 
 @negative_dims.due
@@ -273,11 +265,11 @@ def _(x: Global):
 
 
 def draw_together(limits: Limits) -> SearchStrategy[Case]:
-    lines, planes = (draws.meshes(limits, dims=dims) for dims in ((1,), (2,)))
-    return draws.placed(limits, on=[*lines * 2, *planes], kinds=("R", "S"), memories=("plain", "transposed"))
+    on = [*draws.meshes(limits, dims=(1,)) * 2, *draws.meshes(limits, dims=(2,))]
+    return draws.placed(limits, on=on, kinds=("R", "S"), memories=("plain", "transposed"))
 
 
-EVENLY_TOGETHER = (
+EVEN_SHARDS = (
     "mesh=2x2 x=8x3:S(0),S(0)",
     "mesh=2x2 x=3x4x2:S(1),S(1):float32:distinct:transposed",
     "mesh=2x2 x=4x6:S(1),S(0)",
@@ -291,8 +283,8 @@ EVENLY_TOGETHER = (
     "layout.together",
     source="torch.distributed.tensor, docstrings of compute_global_tensor_shape and compute_local_tensor_info",
     control="mesh=2 x=5x6:S(0)",
-    sweep=texts(*EVENLY_TOGETHER),
-    sweeps=len(EVENLY_TOGETHER),
+    sweep=texts(*EVEN_SHARDS),
+    sweeps=len(EVEN_SHARDS),
     draw=draw_together,
     draws=16,
     members=True,
@@ -300,31 +292,31 @@ EVENLY_TOGETHER = (
     weight=0.2,
 )
 def together(local: Held, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf, stride: StrideOf):
-    """The shapes of shards, uneven ones too, make that of the whole, on a mesh of one dim; even ones have its strides,
-    shrunk, without what others hold."""
-    whole = caught(lambda: tuple(compat.global_tensor_shape(local.shape, mesh, placements)))
-    part = caught(lambda: compat.local_tensor_info(torch.empty_strided(shape, stride), mesh, placements))
-    if not isinstance(part, Exception):
-        part = tuple(part[0]), [step for step, size in zip(part[1], local.shape, strict=True) if size > 1]
-    return {"whole": whole, "even part": part}
+    """The global shape is computed from the local shapes on a 1-D mesh, also from uneven ones; the local shape and
+    strides are computed from the global ones for even shards."""
+    global_shape = caught(lambda: tuple(compat.global_tensor_shape(local.shape, mesh, placements)))
+    shard = caught(lambda: compat.local_tensor_info(torch.empty_strided(shape, stride), mesh, placements))
+    if not isinstance(shard, Exception):
+        shard = tuple(shard[0]), [step for step, size in zip(shard[1], local.shape, strict=True) if size > 1]
+    return {"whole": global_shape, "even part": shard}
 
 
 @together.due
 def _(local: Global, stride, rank: Rank):
     layout, coord = local.layout, local.mesh.coord(rank)
-    whole = Refused() if layout.mesh.ndim > 1 else Of(layout.shape, "wrong-layout")
+    global_shape = Refused() if layout.mesh.ndim > 1 else Of(layout.shape, "wrong-layout")
     if not layout.is_even() or 0 in layout.shape:
-        return {"whole": whole, "even part": ...}
+        return {"whole": global_shape, "even part": ...}
     assert coord is not None
-    # the extents of the shard, in the order that the whole has in memory
+    # dense strides of the local shape, in the dim order of the global memory
     shape, steps, step = layout.local_shape(coord), {}, 1
     for dim in sorted(range(len(shape)), key=lambda dim: (stride[dim], layout.shape[dim])):
         steps[dim], step = step, step * shape[dim]
-    part = shape, [steps[dim] for dim, size in enumerate(shape) if size > 1]
-    return {"whole": whole, "even part": Of(part, "wrong-layout")}
+    shard = shape, [steps[dim] for dim, size in enumerate(shape) if size > 1]
+    return {"whole": global_shape, "even part": Of(shard, "wrong-layout")}
 
 
-MOVED = (
+MOVED_NAMES = (
     *("DTensor", "DeviceMesh", "Partial", "Placement", "Replicate", "Shard", "distribute_module", "distribute_tensor"),
     *("empty", "full", "init_device_mesh", "ones", "rand", "randn", "zeros"),
 )
@@ -340,12 +332,12 @@ MOVED = (
     weight=0.1,
 )
 def old_paths(x: Whole, mesh: DeviceMesh, placements: PlacedAs):
-    """What is imported from where DTensor was before is what the documents name, and shards a tensor alike."""
-    named = {name: getattr(compat.old_tensor, name) is getattr(tensor, name) for name in MOVED}
-    named["placement_types"] = compat.old_placement_types.Shard is tensor.Shard
-    return {"named": named, "local": compat.old_tensor.distribute_tensor(x, mesh, placements, src_data_rank=None)}
+    """The old import path of DTensor gives the same functions and classes as the documented one."""
+    same = {name: getattr(compat.old_tensor, name) is getattr(tensor, name) for name in MOVED_NAMES}
+    same["placement_types"] = compat.old_placement_types.Shard is tensor.Shard
+    return {"named": same, "local": compat.old_tensor.distribute_tensor(x, mesh, placements, src_data_rank=None)}
 
 
 @old_paths.due
 def _(x: Global):
-    return {"named": Of(dict.fromkeys((*MOVED, "placement_types"), True)), "local": x}
+    return {"named": Of(dict.fromkeys((*MOVED_NAMES, "placement_types"), True)), "local": x}

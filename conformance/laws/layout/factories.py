@@ -1,4 +1,4 @@
-"""Laws of DTensors that are made on a mesh from the start: the factories, defaults, and what is no layout."""
+"""Laws of the factory functions of DTensors, the default mesh, and invalid layouts that are refused."""
 
 from __future__ import annotations
 
@@ -19,27 +19,23 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Global, Of, Refused, caught
 from shardlaw.conformance.law.fields import Seed, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.layout.distribute import DOC, keeps_grad
+from shardlaw.conformance.laws.layout.distribute import DOC, REQUIRES_GRAD
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.tensor_fields import DtypeOf, GlobalOf, PlacedAs, ShapeOf, Whole
 from shardlaw.reference import placement as reference
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 
-MAKERS = ("zeros", "ones", "full", "empty")
-RANDOM = ("rand", "randn")
-# the element that a factory fills with; of `full` what it is told here, of `empty` what is written afterwards
+# the elements: of `full` its argument, of `empty` what the act writes
 VALUES = {"zeros": 0, "ones": 1, "full": 7, "empty": 0}
+RANDOM = ("rand", "randn")
 
 
 def draw_factory(limits: Limits) -> SearchStrategy[Case]:
-    def make(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-        return {"make": draw(st.sampled_from(MAKERS)), **keeps_grad(draw, layout)}
-
-    return draws.placed(limits, dtypes=limits.dtypes, extra=make)
+    return draws.placed(limits, dtypes=limits.dtypes, extra={"make": st.sampled_from([*VALUES])} | REQUIRES_GRAD)
 
 
-# the sizes one by one, of which there may be one alone, and in a list
+# the sizes as separate arguments and as a list
 SIZES = (
     "mesh=2 x=5:S(0) make=zeros sizes=apart",
     "mesh=2 x=5x3:S(1) make=ones sizes=apart",
@@ -67,8 +63,8 @@ def factory(
     requires_grad: bool = False,
     sizes: Literal["whole", "apart", "listed"] = "whole",
 ):
-    """zeros, ones, full and empty of a layout give each rank its slice of the plain tensor of this name, with its
-    stride, in whatever form the sizes are given."""
+    """zeros, ones, full and empty of torch.distributed.tensor give each rank its slice of what the function of that
+    name in torch gives, with its stride, for sizes in any form."""
     size = {"whole": (shape,), "apart": tuple(shape), "listed": ([*shape],)}[sizes]
     value = {"fill_value": 7} if make == "full" else {}
     grad = requires_grad and dtype.is_floating_point
@@ -86,30 +82,25 @@ def _(x: GlobalOf, make, requires_grad=False):
 
 
 def draw_kinds(limits: Limits) -> SearchStrategy[Case]:
-    def how(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-        return {"make": draw(st.sampled_from(MAKERS))}
-
-    def chance(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-        return {"make": draw(st.sampled_from(RANDOM))}
-
-    inside = [mesh for mesh in draws.meshes(limits, tables=False) if mesh.size > max(mesh.ranks)]
-    plain = draws.placed(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=how)
-    random = draws.placed(limits, on=inside, kinds=("R", "S"), min_dims=1, extra=chance)
-    return st.one_of(plain, plain, random)  # four functions to two
+    every_rank = [mesh for mesh in draws.meshes(limits, tables=False) if mesh.size > max(mesh.ranks)]
+    constant, random = ({"make": st.sampled_from(names)} for names in ([*VALUES], RANDOM))
+    plain = draws.placed(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=constant)
+    chance = draws.placed(limits, on=every_rank, kinds=("R", "S"), min_dims=1, extra=random)
+    return st.one_of(plain, plain, chance)
 
 
-def unlike(one: DTensor, again: DTensor, *, unit: bool) -> list[str]:
-    """What does not hold of a random DTensor, and of another of the same seed; ``unit``: elements are from 0 to 1."""
-    whole, local = one.full_tensor(), one.to_local()
-    mine = distribute_tensor(whole, one.device_mesh, one.placements, src_data_rank=None).to_local()
-    inside = (whole >= 0) & (whole < 1) if unit else whole.isfinite()
-    holds = {
-        "replicas agree": torch.equal(mine, local),
-        "the seed gives the same again": torch.equal(again.to_local(), local),
-        "elements are in range": bool(inside.all()),
-        "few elements are all different": whole.numel() > 64 or whole.unique().numel() == whole.numel(),
+def failed_checks(x: DTensor, repeated: DTensor, *, unit: bool) -> list[str]:
+    """The checks that a random DTensor fails; ``repeated`` has the same seed. ``unit``: elements are in [0, 1)."""
+    full, local = x.full_tensor(), x.to_local()
+    own = distribute_tensor(full, x.device_mesh, x.placements, src_data_rank=None).to_local()
+    in_range = (full >= 0) & (full < 1) if unit else full.isfinite()
+    passed = {
+        "replicas agree": torch.equal(own, local),
+        "the seed gives the same again": torch.equal(repeated.to_local(), local),
+        "elements are in range": bool(in_range.all()),
+        "few elements are all different": full.numel() > 64 or full.unique().numel() == full.numel(),
     }
-    return [name for name, held in holds.items() if not held]
+    return [name for name in passed if not passed[name]]
 
 
 @law(
@@ -128,21 +119,21 @@ def factory_kinds(
     placements: PlacedAs,
     seed: Seed,
 ):
-    """A factory takes strided shards and dims from either end; random ones agree on replicas and obey the seed, or are
-    refused."""
+    """Factory functions take strided shards and negative dims; random ones give replicas the same elements and repeat
+    them with the same seed, or are refused."""
 
-    def made():
+    def make_dtensor():
         value = {"fill_value": 7.0} if make == "full" else {}
         return getattr(dtensor, make)(shape, **value, device_mesh=mesh, placements=placements)
 
     if make in ("rand", "randn") and not compat.is_rng_supported_mesh(mesh):
-        return {"refusal": caught(made), "unlike": []}
+        return {"refusal": caught(make_dtensor), "unlike": []}
     if make in ("rand", "randn"):
         torch.manual_seed(seed + 1)
-        one = made()
+        x = make_dtensor()
         torch.manual_seed(seed + 1)
-        return {"refusal": "not due", "unlike": unlike(one, made(), unit=make == "rand")}
-    d = made()
+        return {"refusal": "not due", "unlike": failed_checks(x, make_dtensor(), unit=make == "rand")}
+    d = make_dtensor()
     if make == "empty":
         d.to_local().zero_()
     return {"local": d}
@@ -177,33 +168,33 @@ def draw_context(limits: Limits) -> SearchStrategy[Case]:
 def context(
     x: Whole, mesh: DeviceMesh, how: Literal["distribute", "from_local", "zeros"], mesh__inner: DeviceMesh | None = None
 ):
-    """Inside a mesh's context the mesh is the default, and replication is the default placement; a context within
-    another holds until it ends."""
+    """Within the context of a mesh, that mesh is the default, and the default placement is Replicate; of nested
+    contexts the inner one counts."""
 
-    def made():
-        return dtensor.zeros(x.shape) if how == "zeros" else makers[how](x)  # type: ignore[operator]
+    def make():
+        return dtensor.zeros(x.shape) if how == "zeros" else functions[how](x)  # type: ignore[operator]
 
-    makers = {"distribute": distribute_tensor, "from_local": DTensor.from_local}
+    functions = {"distribute": distribute_tensor, "from_local": DTensor.from_local}
     inner = None
     with mesh:
         if mesh__inner is not None:
             with mesh__inner:
-                inner = made()
-        outer = made()
+                inner = make()
+        outer = make()
     return {"inner": inner, "outer": outer}
 
 
 @context.due
 def _(x: Global, how, mesh__inner=None):
-    whole = x.holding(torch.zeros_like(x.full)) if how == "zeros" else x
+    outer = x.holding(torch.zeros_like(x.full)) if how == "zeros" else x
     return {
-        "inner": mesh__inner and whole.under((reference.Replicate(),) * mesh__inner.ndim, mesh__inner),
-        "outer": whole,
+        "inner": mesh__inner and outer.under((reference.Replicate(),) * mesh__inner.ndim, mesh__inner),
+        "outer": outer,
     }
 
 
-# what is no layout: shape, placements on a 1-D mesh, placements on a 2-D mesh
-ODD = {
+# invalid layouts: shape, placements on a 1-D mesh, placements on a 2-D mesh
+INVALID = {
     "dim-out": ("5x4", "S(2)", "R,S(2)"),
     "dim-far-out": ("5x4", "S(7)", "S(7),R"),
     "dim-far-below": ("5x4", "S(-3)", "R,S(-3)"),
@@ -214,8 +205,9 @@ ODD = {
     "mixed-partial": ("5x4", "", "P(sum),P(max)"),
     "product": ("5x4", "P(product)", "R,P(product)"),
 }
-# how many of them, from the first on, each maker must refuse, and which calls with what is one are refused
-HOWS = {"distribute": 9, "from_local": 8, "zeros": 7}
+# how many of them, from the first on, each function must refuse
+REFUSED_COUNTS = {"distribute": 9, "from_local": 8, "zeros": 7}
+# invalid calls with a valid layout
 CALLS = (
     *("non-leaf", "other-placements", "other-mesh", "local-dtensor", "shape-alone", "stride-alone", "other-memory"),
     *("pending-shard", "pending-chunks", "unlike-shards"),
@@ -224,11 +216,11 @@ CALLS = (
 
 def sweep_refusals(limits: Limits) -> list[Case]:
     cases, meshes = [], [Mesh.parse(text) for text in ("2", "3", "1x2", "2x1", "2x2")]
-    for how, count in HOWS.items():
-        for attempt in [*ODD][:count]:
-            shape, *by_ndim = ODD[attempt]
-            placed = [(mesh, by_ndim[mesh.ndim - 1]) for mesh in meshes]
-            cases += [fields(mesh=mesh, x=f"{shape}:{at}", how=how, attempt=attempt) for mesh, at in placed if at]
+    for how, count in REFUSED_COUNTS.items():
+        for attempt in [*INVALID][:count]:
+            shape, *by_ndim = INVALID[attempt]
+            layouts = [(mesh, by_ndim[mesh.ndim - 1]) for mesh in meshes]
+            cases += [fields(mesh=mesh, x=f"{shape}:{at}", how=how, attempt=attempt) for mesh, at in layouts if at]
     cases += [fields(mesh=mesh, how="call", attempt=attempt) for attempt in CALLS for mesh in meshes]
     return [case for case in cases if case.world <= limits.world_size]
 
@@ -245,12 +237,12 @@ def sweep_refusals(limits: Limits) -> list[Case]:
 def refusals(
     mesh: DeviceMesh,
     how: Literal["distribute", "from_local", "zeros", "call"],
-    attempt: Annotated[str, WordField((*ODD, *CALLS))],
+    attempt: Annotated[str, WordField((*INVALID, *CALLS))],
     shape: ShapeOf | None = None,
     placements: PlacedAs | None = None,
 ):
-    """Placements of a missing dim, too few or many, shards of a 0-d tensor, mixed reductions, shards that do not fit
-    beside each other, and what a checkpoint would take of a pending tensor are refused on every rank."""
+    """Every rank refuses placements of a missing dim, too few or too many, shards of a 0-d tensor, mixed reductions,
+    shards whose other dims differ, and chunks of a pending tensor for a checkpoint."""
     at = [Shard(0)] + [Replicate()] * (mesh.ndim - 1)
     other = [Shard(1)] + [Replicate()] * (mesh.ndim - 1)
     x = torch.ones((4, 4) if shape is None else shape, device=mesh.device_type)

@@ -1,4 +1,4 @@
-"""Laws of tensors that are not dense and strided in one memory, and of what is no tensor."""
+"""Laws of inputs of ``distribute_tensor`` and ``from_local`` that are not plain dense tensors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from shardlaw.conformance.law.law import Limits
 DOC = "torch.distributed.tensor docs"
 
 
-class Own(torch.Tensor):
-    """A user's class of tensors that has nothing of its own."""
+class Subclass(torch.Tensor):
+    """A tensor class of a user, without attributes."""
 
 
-# four elements, or sixteen in rows of four; None stands for what is no tensor at all
+# tensors of four elements or 4x4, and inputs that are no tensors
 KINDS = {
     "conj": lambda: torch.complex(torch.arange(4.0), torch.ones(4)).conj(),
     "neg": lambda: torch.complex(torch.ones(4), torch.arange(4.0)).conj().imag,
-    "subclass": lambda: torch.arange(4.0).as_subclass(Own),
+    "subclass": lambda: torch.arange(4.0).as_subclass(Subclass),
     "quantized": lambda: torch.quantize_per_tensor(torch.arange(4.0), 0.5, 0, torch.quint8),
     "sparse": lambda: torch.eye(4).to_sparse(),
     "csr": lambda: torch.eye(4).to_sparse_csr(),
@@ -43,8 +43,8 @@ WAYS = {
 REFUSED = ("nested", "list", "number", "none")
 
 
-def dense(x):
-    """The same elements in an ordinary tensor."""
+def to_plain(x):
+    """The same elements in a plain dense tensor."""
     if x.is_quantized:
         return x.dequantize()
     x = x.to_dense() if x.layout != torch.strided else x.as_subclass(torch.Tensor)
@@ -67,27 +67,27 @@ def sweep_inputs(limits: Limits) -> list[Case]:
 def inputs(
     mesh: DeviceMesh, kind: Annotated[str, WordField(KINDS)], way: Annotated[str, WordField(WAYS)], device: Device
 ):
-    """Lazily conjugated and negated tensors, subclasses, quantised, sparse and nested ones are distributed with their
-    elements, or refused by all ranks alike; what is no tensor is refused."""
+    """Conjugated, negated, quantized and sparse tensors and subclasses are distributed with the right elements, or
+    refused by all ranks; nested tensors and other objects are refused."""
     x = KINDS[kind]()
     try:
         x = x.to(device) if isinstance(x, torch.Tensor) else x
-    except NotImplementedError as error:  # not every device has every kind
+    except NotImplementedError as error:  # the device does not support this kind
         raise Meaningless(str(error)) from None
     try:
-        made = WAYS[way](x, mesh)
+        d = WAYS[way](x, mesh)
     except Exception as error:
         return {"full": error}
     try:
-        full: Any = made.full_tensor()
-    except NotImplementedError as error:  # the backend does not carry such elements
+        full: Any = d.full_tensor()
+    except NotImplementedError as error:  # the backend does not support the dtype
         return {"full": error}
-    return {"full": dense(full)}
+    return {"full": to_plain(full)}
 
 
 @inputs.due
 def _(kind, way, mesh):
     if kind in REFUSED:
         return {"full": Refused()}
-    full = dense(KINDS[kind]())
+    full = to_plain(KINDS[kind]())
     return {"full": Either((torch.cat([full] * mesh.size) if way == "local" else full, Refused()))}

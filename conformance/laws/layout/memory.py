@@ -1,4 +1,4 @@
-"""Laws of local tensors out of the ordinary: of every dtype, and not contiguous."""
+"""Laws of local tensors of every dtype and of every memory layout."""
 
 from __future__ import annotations
 
@@ -19,35 +19,36 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws.layout.distribute import DOC
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.tensor_fields import ByRankField, Held, PlacedAs, Whole, global_x, held
-from shardlaw.reference.tensors import DTYPES, TensorSpec
+from shardlaw.reference.tensors import DTYPES, TensorSpec, lay_out
 
-# dtypes that few backends carry, by the whole numbers of the same width that stand for their bits
+# dtypes that few backends support, with the integer dtype of the same width
 RARE = {"float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "uint16": "int16", "uint32": "int32", "uint64": "int64"}
-# the dtypes that a target declares
-Declared = Annotated[tuple[str, ...], RankField(lambda here: here.target.dtypes, repr(Target.dtypes))]
+DeclaredDtypes = Annotated[tuple[str, ...], RankField(lambda here: here.target.dtypes, repr(Target.dtypes))]
 
 
 def draw_dtype(limits: Limits) -> SearchStrategy[Case]:
     on = draws.meshes(limits, tables=False)
-    usual = [name for name in DTYPES if name not in limits.dtypes]
+    undeclared = [name for name in DTYPES if name not in limits.dtypes]
     declared = st.sampled_from(limits.dtypes)
-    common, rare = st.sampled_from([*usual, *usual, *limits.dtypes]), st.sampled_from(list(RARE))
-    strange, how = st.sampled_from([False] * 3 + [True]), st.sampled_from(["scatter", "full", "move", "move"])
-    drawn = draws.moved(limits, on=on, kinds=("R", "S"), targets=("R", "S"))
+    common, rare = st.sampled_from([*undeclared, *undeclared, *limits.dtypes]), st.sampled_from(list(RARE))
+    draw_rare, how = st.sampled_from([False] * 3 + [True]), st.sampled_from(["scatter", "full", "move", "move"])
+    moves = draws.moved(limits, on=on, kinds=("R", "S"), targets=("R", "S"))
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        base = draw(drawn)
-        outside = base.mesh().size < base.world  # a rank outside takes no part, and cannot refuse what the others do
-        odd = draw(strange) and not outside
-        spec, dtype = base.tensor("x"), draw(rare) if odd else draw(declared if outside else common)
-        changed = TensorSpec(spec.shape, spec.placements, RARE.get(dtype, dtype), "positive" if odd else "distinct")
-        more = {"bits": dtype} if odd else {}
-        return base.with_fields(x=changed, how=draw(how), **more)
+        base = draw(moves)
+        # a rank outside the mesh cannot refuse what the others refuse: only declared dtypes
+        outside = base.mesh().size < base.world
+        is_rare = draw(draw_rare) and not outside
+        spec, dtype = base.tensor("x"), draw(rare) if is_rare else draw(declared if outside else common)
+        fill = "positive" if is_rare else "distinct"
+        x = TensorSpec(spec.shape, spec.placements, RARE.get(dtype, dtype), fill)
+        return base.with_fields(x=x, how=draw(how), **({"bits": dtype} if is_rare else {}))
 
     return case()
 
 
+# words of an error that says that a dtype is not supported
 UNSUPPORTED = ("scalar type", "scalartype", "dtype", "not implemented", "not supported", "unsupported")
 
 
@@ -70,11 +71,11 @@ def every_dtype(
     placements: PlacedAs,
     to: Placements,
     how: Literal["scatter", "full", "move"],
-    declared: Declared,
+    declared: DeclaredDtypes,
     bits: Annotated[str, WordField(RARE)] = "",
 ):
-    """Elements of every dtype are scattered, gathered and redistributed bit by bit, or refused by all ranks alike;
-    those that the backend declares are never refused."""
+    """Tensors of every dtype are scattered, gathered and redistributed without a changed bit, or refused by all ranks;
+    dtypes that the target declares are never refused."""
     name = bits or str(x.dtype).removeprefix("torch.")
     dtype = getattr(torch, name)
     try:
@@ -98,54 +99,44 @@ def _(x: Global, to, how, rank: Rank, bits=""):
     return {"dtype": Of(getattr(torch, bits) if bits else x.full.dtype), "elements": moved}
 
 
-LIES = ("sliced", "expanded", "transposed", "channels-last", "offset")
+MEMORIES = ("sliced", "expanded", "transposed", "channels-last", "offset")
 
 
-def lie(tensor: torch.Tensor, memory: str) -> torch.Tensor:
-    """The same elements (for ``expanded``: the first row repeated), lying in memory as ``memory`` says."""
-    if memory == "channels-last" and tensor.ndim > 1:
-        return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
-    if memory == "transposed" and tensor.ndim > 1:
-        order = tuple(reversed(range(tensor.ndim)))
-        return tensor.permute(order).contiguous().permute(order)
-    if memory == "expanded" and tensor.ndim and tensor.shape[0]:
-        return tensor[:1].clone().expand(tensor.shape)
-    if memory == "sliced" and tensor.ndim:
-        wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1))
-        wide[..., 1::2] = tensor
-        return wide[..., 1::2]
-    buffer = tensor.new_zeros(tensor.numel() + 3)
-    return buffer[3:].view(tensor.shape).copy_(tensor)
+def in_memory(tensor: torch.Tensor, memory: str) -> torch.Tensor:
+    """The same elements (for ``expanded``: the first row repeated) in the memory layout ``memory``; where the tensor
+    cannot have it, at a storage offset."""
+    laid = lay_out(tensor, memory)
+    return torch.cat([tensor.new_zeros(3), tensor.flatten()])[3:].view(tensor.shape) if laid is tensor else laid
 
 
 def draw_memory(limits: Limits) -> SearchStrategy[Case]:
     on = draws.meshes(limits, tables=False)
-    deep = draws.moved(limits, on=on, kinds=("R", "S"), targets=("R", "S"), dtypes=draws.EXACT)
-    lies, how = st.sampled_from(LIES), st.sampled_from(["keep", "full", "move", "move", "scatter"])
-    four = st.tuples(st.sampled_from([2, 3, 1]), *[st.sampled_from([2, 3, 4])] * 3)
+    moves = draws.moved(limits, on=on, kinds=("R", "S"), targets=("R", "S"), dtypes=draws.EXACT)
+    memories, how = st.sampled_from(MEMORIES), st.sampled_from(["keep", "full", "move", "move", "scatter"])
+    four_dims = st.tuples(st.sampled_from([2, 3, 1]), *[st.sampled_from([2, 3, 4])] * 3)
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        base, memory = draw(deep), draw(lies)
+        base, memory = draw(moves), draw(memories)
         spec = base.tensor("x")
-        shape = draw(four) if memory == "channels-last" and len(spec.shape) > 1 else spec.shape
+        shape = draw(four_dims) if memory == "channels-last" and len(spec.shape) > 1 else spec.shape
         return base.with_fields(x=TensorSpec(shape, spec.placements, spec.dtype), memory=memory, how=draw(how))
 
     return case()
 
 
-def rows_alike(case: Case, name: str) -> Global:
-    """The tensor ``x``, all rows of which are the first one if they are to lie in one place."""
+def read_local(case: Case, name: str) -> Global:
+    """The tensor ``x``; with ``memory=expanded`` all its rows equal the first."""
     x = global_x(case)
     expanded = case.get("memory") == "expanded" and x.full.ndim and x.full.shape[0]
     return x.holding(x.full[:1].expand(x.full.shape).contiguous()) if expanded else x
 
 
-def where(tensor: torch.Tensor) -> list[int]:
-    """Where the elements of a tensor lie: the steps of dims of one index say nothing, nor does a tensor without
-    elements."""
-    steps = [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-    return [tensor.data_ptr(), int(tensor.storage_offset()), *steps] if tensor.numel() else []
+def address(tensor: torch.Tensor) -> list[int]:
+    """The pointer, storage offset and strides of a tensor; without strides of dims of size 1, which have no effect, and
+    nothing for a tensor without elements."""
+    strides = [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+    return [tensor.data_ptr(), int(tensor.storage_offset()), *strides] if tensor.numel() else []
 
 
 @law(
@@ -159,32 +150,32 @@ def where(tensor: torch.Tensor) -> list[int]:
 )
 def memory(
     x: Whole,
-    local: Annotated[torch.Tensor, ByRankField(rows_alike, held, "x", "memory")],
+    local: Annotated[torch.Tensor, ByRankField(read_local, held, "x", "memory")],
     mesh: DeviceMesh,
     placements: PlacedAs,
     to: Placements,
-    memory: Annotated[str, WordField(LIES)],
+    memory: Annotated[str, WordField(MEMORIES)],
     how: Literal["keep", "full", "move", "scatter"],
 ):
-    """A local tensor that is not contiguous is kept as it lies, and its elements are what is gathered and
-    redistributed."""
+    """A non-contiguous local tensor keeps its memory layout; its elements are scattered, gathered and redistributed
+    like those of a contiguous one."""
     if how == "scatter":
-        full = lie(x, memory)
+        full = in_memory(x, memory)
         d = distribute_tensor(full, mesh, placements)
         return {"moved": d, "stride": d.stride() == full.stride()}
-    local = lie(local, memory)
+    local = in_memory(local, memory)
     d = DTensor.from_local(local, mesh, placements, shape=x.shape, stride=x.stride())
-    kept = where(d.to_local()) == where(local)
+    same_memory = address(d.to_local()) == address(local)
     if how == "keep":
-        return {"to_local": kept, "input": local}
+        return {"to_local": same_memory, "input": local}
     moved = d.full_tensor() if how == "full" else d.redistribute(placements=to)
-    return {"to_local": kept, "moved": moved, "input": local}
+    return {"to_local": same_memory, "moved": moved, "input": local}
 
 
 @memory.due
 def _(x: Global, local: Global, to, memory, how, rank: Rank):
     if how == "scatter":
-        return {"moved": x.holding(lie(x.full, memory)), "stride": Of(True)}
+        return {"moved": x.holding(in_memory(x.full, memory)), "stride": Of(True)}
     due = {"to_local": Of(True), "input": local.local(rank)}
     if how != "keep":
         due["moved"] = local.under(to) if how == "move" else local.full

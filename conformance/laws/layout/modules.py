@@ -1,4 +1,4 @@
-"""Laws of modules whose parameters are distributed: by ``distribute_module``, and by the parallel styles."""
+"""Laws of ``distribute_module`` and of the parallel styles for linear and embedding layers."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ from shardlaw.reference import placement as reference
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
-from shardlaw.strategies.placements import placements as drawn_placements
+from shardlaw.strategies.placements import placements as draw_placements
 
 DOC = "torch.distributed.tensor docs, distribute_module"
-HOOKS = ("none", "input", "output", "both")
-Replicated = Annotated[
+OwnTensor = Annotated[
     torch.Tensor,
     ByRankField(lambda case, name: replace(own_values(case, name), step=7), OwnValues.whole),
 ]
 
 
-class Table(nn.Module):
-    """A module that gives back what it is given: a weight and a bias in a module inside, and a buffer."""
+class Model(nn.Module):
+    """A module that returns its input. It has a buffer, and an inner module with a weight and a bias."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor, buffer: torch.Tensor, *, frozen: bool, shared: bool
@@ -49,33 +48,28 @@ class Table(nn.Module):
         self.inner.register_parameter("bias", nn.Parameter(bias))
         self.inner.register_parameter("none", None)
         self.register_buffer("kept", buffer)
-        if shared:  # the bias, by another module
+        if shared:  # a second module with the same bias
             self.other = nn.Module()
             self.other.register_parameter("bias", self.inner.bias)  # type: ignore[arg-type]
 
-    def forward(self, given: Any) -> Any:
-        return given
+    def forward(self, x: Any) -> Any:
+        return x
 
 
-def draw_module(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False)
-    hooks, arguments = st.sampled_from(HOOKS), st.sampled_from([3, 3, 2])
-    frozen, fn = st.sampled_from([None, None, 1]), st.sampled_from(["some", "some", "some", "none"])
-    others = shapes(min_dims=1, max_dims=2)  # of a 0-d tensor a rank outside holds a placeholder with an element
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh, shape = draw(st.sampled_from(on)), draw(shapes(min_dims=1))
-        at = draw(drawn_placements(mesh, len(shape), kinds=("R", "S")))
-        way, hook = draw(fn), draw(hooks)
-        if way == "none":
-            at = (reference.Replicate(),) * mesh.ndim
-        x, a, b = TensorSpec(shape, at), TensorSpec(draw(others)), TensorSpec(draw(others), None, "int64")
-        count = draw(arguments) if hook != "none" else None
-        more = {"fn": way, "hooks": hook, "arguments": count, "frozen": draw(frozen)}
-        return fields(mesh=mesh, x=x, a=a, b=b, **more, seed=draw(draws.seeds()))
-
-    return case()
+@st.composite
+def draw_module(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh, shape = draw(st.sampled_from(draws.meshes(limits, tables=False))), draw(shapes(min_dims=1))
+    others = shapes(min_dims=1, max_dims=2)  # not 0-d: outside the mesh such a local tensor has an element
+    at = draw(draw_placements(mesh, len(shape), kinds=("R", "S")))
+    partition = draw(st.sampled_from(["some", "some", "some", "none"]))
+    hooks = draw(st.sampled_from(["none", "input", "output", "both"]))
+    if partition == "none":
+        at = (reference.Replicate(),) * mesh.ndim
+    x, a, b = TensorSpec(shape, at), TensorSpec(draw(others)), TensorSpec(draw(others), None, "int64")
+    arguments = draw(st.sampled_from([3, 3, 2])) if hooks != "none" else None
+    frozen = draw(st.sampled_from([None, None, 1]))
+    more = {"fn": partition, "hooks": hooks, "arguments": arguments, "frozen": frozen}
+    return fields(mesh=mesh, x=x, a=a, b=b, **more, seed=draw(draws.seeds()))
 
 
 @law(
@@ -84,7 +78,7 @@ def draw_module(limits: Limits) -> SearchStrategy[Case]:
     control="mesh=2x2 x=5x6:R,S(0) a=5 b=3:-:int64 fn=some hooks=both arguments=3",
     draw=draw_module,
     draws=60,
-    # the layouts of a partly replicated model on a 2-D mesh, and of one on a sub-mesh
+    # a partly replicated model on a 2-D mesh, a model on a sub-mesh, and shared parameters
     sweep=texts(
         "mesh=2x2 x=128x5:R,S(0) a=128 b=3:-:int64 fn=some hooks=both arguments=3",
         "mesh=2x2 x=12x128:R,S(1) a=12 b=3:-:int64 fn=some hooks=both arguments=3",
@@ -100,8 +94,8 @@ def draw_module(limits: Limits) -> SearchStrategy[Case]:
 )
 def module(
     x: OwnWhole,
-    a: Replicated,
-    b: Replicated,
+    a: OwnTensor,
+    b: OwnTensor,
     mesh: DeviceMesh,
     placements: PlacedAs,
     fn: Literal["some", "none"],
@@ -110,46 +104,46 @@ def module(
     frozen: bool = False,
     shared: bool = False,
 ):
-    """distribute_module leaves what partition_fn placed, replicates all other parameters and buffers from the first
-    rank, and installs the hooks."""
-    table = Table(x, a, b, frozen=frozen, shared=shared)
+    """distribute_module keeps the parameters that partition_fn distributed, replicates all other parameters and buffers
+    from the first rank, and installs the hooks."""
+    model = Model(x, a, b, frozen=frozen, shared=shared)
     visited, ran = [], []
 
-    def partition(name, part, on):
-        visited.append((name, on is mesh))
+    def partition(name, module, mesh_arg):
+        visited.append((name, mesh_arg is mesh))
         if name == "inner":
-            weight = distribute_tensor(part.weight.data, on, placements)
-            part.register_parameter("weight", nn.Parameter(weight, requires_grad=not frozen))
+            weight = distribute_tensor(module.weight.data, mesh, placements)
+            module.register_parameter("weight", nn.Parameter(weight, requires_grad=not frozen))
 
-    def enter(module, inputs, on):
+    def input_hook(module, inputs, mesh):
         ran.append("input")
-        return DTensor.from_local(inputs[0], on, [Replicate()] * on.ndim)
+        return DTensor.from_local(inputs[0], mesh, [Replicate()] * mesh.ndim)
 
-    def leave(module, outputs, on):
+    def output_hook(module, outputs, mesh):
         ran.append("output")
         return "out", outputs
 
-    def of_two(hook):
-        return lambda values, on: hook(None, values, on)
+    def without_module(hook):
+        return lambda values, mesh: hook(None, values, mesh)
 
-    options = {"input_fn": enter} if hooks in ("input", "both") else {}
-    options |= {"output_fn": leave} if hooks in ("output", "both") else {}
+    options = {"input_fn": input_hook} if hooks in ("input", "both") else {}
+    options |= {"output_fn": output_hook} if hooks in ("output", "both") else {}
     if arguments == 2:
-        options = {name: of_two(hook) for name, hook in options.items()}
+        options = {name: without_module(hook) for name, hook in options.items()}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        result = distribute_module(table, mesh, partition if fn == "some" else None, **options)
-    weight, bias, kept = table.inner.weight, table.inner.bias, table.kept
-    out = table(torch.ones(2, device=x.device))
-    marked = isinstance(out, tuple) and out[0] == "out"
-    parts = {"weight": weight, "bias": bias, "buffer": kept}
-    return parts | {
-        "result": result is table,
+        result = distribute_module(model, mesh, partition if fn == "some" else None, **options)
+    out = model(torch.ones(2, device=x.device))
+    has_output_mark = isinstance(out, tuple) and out[0] == "out"
+    has_dtensor_input = isinstance(out[1] if has_output_mark else out, DTensor)
+    tensors = {"weight": model.inner.weight, "bias": model.inner.bias, "buffer": model.kept}
+    return tensors | {
+        "result": result is model,
         "partition_fn": visited,
-        "warning": any(issubclass(one.category, FutureWarning) for one in warned),
-        "parameters": [isinstance(one, nn.Parameter) and one.requires_grad for one in parts.values()],
-        "names": [sorted(dict(table.named_parameters())), sorted(dict(table.named_buffers()))],
-        "hooks": [*ran, "output" if marked else "", "input" if isinstance(out[1] if marked else out, DTensor) else ""],
+        "warning": any(issubclass(warning.category, FutureWarning) for warning in warned),
+        "parameters": [isinstance(x, nn.Parameter) and x.requires_grad for x in tensors.values()],
+        "names": [sorted(dict(model.named_parameters())), sorted(dict(model.named_buffers()))],
+        "hooks": [*ran, "output" if has_output_mark else "", "input" if has_dtensor_input else ""],
     }
 
 
@@ -157,15 +151,15 @@ def module(
 def _(x: OwnValues, a: OwnValues, b: OwnValues, fn, hooks, arguments=3, frozen=False, shared=False):
     first = first_rank(x.mesh)
     ran = [hook for hook in ("input", "output") if hooks in (hook, "both")]
-    seen = ["output" if "output" in ran else "", "input" if "input" in ran else ""]
-    parts = ["", "inner", *(["other"] if shared else [])]
+    effects = ["output" if "output" in ran else "", "input" if "input" in ran else ""]
+    modules = ["", "inner", *(["other"] if shared else [])]
     return {"weight": x.of(first), "bias": a.of(first), "buffer": b.of(first)} | {
         "result": Of(True),
-        "partition_fn": [(part, True) for part in parts] if fn == "some" else [],
+        "partition_fn": [(name, True) for name in modules] if fn == "some" else [],
         "warning": Of(arguments == 2) if ran else ...,
         "parameters": Of([not frozen, True, False]),
         "names": Of([["inner.bias", "inner.weight"], ["kept"]]),
-        "hooks": [*ran, *seen],
+        "hooks": [*ran, *effects],
     }
 
 
@@ -174,7 +168,7 @@ def sweep_refusals(limits: Limits) -> list[Case]:
     return [case for case in cases if case.world <= limits.world_size]
 
 
-# what distribute_module refuses, and by which documented error
+# invalid calls of distribute_module, and their documented errors
 ATTEMPTS = {
     "again": (lambda layer, mesh: distribute_module(distribute_module(layer, mesh), mesh), RuntimeError),
     "input-of-one": (lambda layer, mesh: distribute_module(layer, mesh, input_fn=lambda a: a), ValueError),  # type: ignore[misc,arg-type]
@@ -195,7 +189,8 @@ ATTEMPTS = {
     weight=0.2,
 )
 def module_refusals(mesh: DeviceMesh, attempt: Annotated[str, WordField(ATTEMPTS)]):
-    """A second call on a module, hooks of other than two or three arguments, and a call without a mesh are refused."""
+    """distribute_module refuses a distributed module, hooks of other than two or three arguments, and a missing
+    mesh."""
     call, _ = ATTEMPTS[attempt]
     return caught(lambda: call(nn.Linear(3, 4, device=mesh.device_type), mesh))
 
@@ -205,7 +200,7 @@ def _(attempt):
     return Refused((ATTEMPTS[attempt][1],))
 
 
-# a style by name: the placements of its weight and of its bias, of which an embedding has none
+# the placements of weight and bias by style; embeddings have no bias
 STYLES: dict[str, tuple[reference.Placement, reference.Placement | None]] = {
     "colwise": (reference.Shard(0), reference.Shard(0)),
     "rowwise": (reference.Shard(1), reference.Replicate()),
@@ -215,11 +210,10 @@ STYLES: dict[str, tuple[reference.Placement, reference.Placement | None]] = {
 
 
 def draw_parallel(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, dims=(1,), tables=False)
-
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh, style = draw(st.sampled_from(on)), draw(st.sampled_from([*STYLES, "pair"]))
+        mesh = draw(st.sampled_from(draws.meshes(limits, dims=(1,), tables=False)))
+        style = draw(st.sampled_from([*STYLES, "pair"]))
         shape = draw(shapes(min_dims=2, max_dims=2, min_size=1))
         if style == "pair":
             shape = (mesh.size * draw(st.sampled_from([1, 2, 3])), shape[1])
@@ -233,7 +227,7 @@ def draw_parallel(limits: Limits) -> SearchStrategy[Case]:
 
 
 def linear(weight: torch.Tensor) -> nn.Linear:
-    """A linear layer with this weight, and its first column as the bias."""
+    """A linear layer with this weight, whose first column is the bias."""
     layer = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], device=weight.device)
     with torch.no_grad():
         layer.weight.copy_(weight)
@@ -260,8 +254,8 @@ def parallel(
     style: Literal["colwise", "rowwise", "colwise-embedding", "rowwise-embedding", "pair"],
     a: Whole | None = None,
 ):
-    """Column-wise and row-wise styles shard the weight and bias of a linear or an embedding, and in a row compute the
-    same."""
+    """ColwiseParallel and RowwiseParallel shard the weight and bias of a linear or embedding layer, and a column-wise
+    followed by a row-wise layer computes what the layers compute without them."""
     if style == "pair":
         model = nn.Sequential(linear(x), nn.ReLU(), linear(a))  # type: ignore[arg-type]
         parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -279,7 +273,7 @@ def parallel(
 def _(x: Global, style, a: Any = None):
     if style == "pair":
         hidden = functional.linear(inputs(x.full.shape[1]), x.full, x.full[:, 0]).relu()
-        # the bias is shared out among the ranks: over three of them that rounds
+        # the bias is divided by the number of ranks, which rounds
         return {"first": x, "second": a, "forward": Near(functional.linear(hidden, a.full, a.full[:, 0]))}
     weight, bias = STYLES[style]
     due = bias and Global(x.full[:, 0], Layout(x.full.shape[:1], x.mesh, (bias,)))

@@ -1,5 +1,4 @@
-"""Laws of layouts that are cut out of the ordinary: strided shards of any split factor, and dims of a mesh in any
-order."""
+"""Laws of strided shards and of shard orders."""
 
 from __future__ import annotations
 
@@ -26,17 +25,15 @@ from shardlaw.reference.notation import NotationError
 from shardlaw.reference.orders import Order, order_placements, owned_in_order
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
-from shardlaw.strategies.placements import placements as drawn_placements
+from shardlaw.strategies.placements import placements as draw_placements
 
 
 def draw_strided(limits: Limits) -> SearchStrategy[Case]:
-    mesh_drawn, shape_drawn = st.sampled_from(draws.meshes(limits)), shapes(min_dims=1)
-
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh, shape = draw(mesh_drawn), draw(shape_drawn)
+        mesh, shape = draw(st.sampled_from(draws.meshes(limits))), draw(shapes(min_dims=1))
         kinds = draw(st.sampled_from([("_S",), ("_S", "S", "R")]))
-        at = draw(drawn_placements(mesh, len(shape), kinds=kinds, split_factors=(2, 3, 4, 5, 7, 9, 1)))
+        at = draw(draw_placements(mesh, len(shape), kinds=kinds, split_factors=(2, 3, 4, 5, 7, 9, 1)))
         how = draw(st.sampled_from(["distribute", "redistribute"]))
         return fields(mesh=mesh, x=TensorSpec(shape, at), how=how, seed=draw(draws.seeds()))
 
@@ -53,10 +50,10 @@ def draw_strided(limits: Limits) -> SearchStrategy[Case]:
     tier="extended",
 )
 def strided(x: Whole, mesh: DeviceMesh, placements: PlacedAs, how: Literal["distribute", "redistribute"]):
-    """A strided shard of any split factor, whether a shard order has it or not, is cut as it says, and torch knows its
-    local shape."""
-    whole = [Replicate()] * mesh.ndim
-    d = distribute_tensor(x, mesh, placements if how == "distribute" else whole, src_data_rank=None)
+    """Strided shards of any split factor have the elements and the local shape that the split factor defines, also
+    where they encode no shard order."""
+    replicated = [Replicate()] * mesh.ndim
+    d = distribute_tensor(x, mesh, placements if how == "distribute" else replicated, src_data_rank=None)
     if how == "redistribute":
         d = d.redistribute(placements=placements)
     shape, _ = compat.local_shape_and_offset(x.shape, mesh, placements)
@@ -69,32 +66,26 @@ def _(x: Global, rank: Rank):
     return {"local": x, "shape": ... if coord is None else Of(x.layout.local_shape(coord), "wrong-layout")}
 
 
-def draw_order(limits: Limits) -> SearchStrategy[Case]:
+@st.composite
+def draw_order(draw: st.DrawFn, limits: Limits) -> Case:
     names = ("2x2", "1x2", "2x1", "2x2x1", "1x2x2", "2x1x2", "2x2@0,2,1,3")
     on = [mesh for mesh in map(Mesh.parse, names) if max(mesh.ranks) < limits.world_size]
-    mesh_drawn, times = st.sampled_from(on), st.sampled_from([1, 2, 3])
-    strange = st.sampled_from([False] * 4 + [True])
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh, dims = draw(mesh_drawn), draw(st.sampled_from([1, 1, 2]))
-        free = draw(st.permutations(range(mesh.ndim)))
-        first = draw(st.integers(1, mesh.ndim)) if dims == 1 else draw(st.integers(0, mesh.ndim))
-        halves = ((0, free[:first]), (dims - 1, free[first:] if dims == 2 else free[:first]))
-        orders = {dim: tuple(part) for dim, part in halves if part}
-        shape = tuple(mesh.size * draw(times) for _ in range(dims))
-        if draw(strange):
-            at = draw(drawn_placements(mesh, dims, kinds=("S", "_S", "R"), split_factors=(2, 3, 4, 5)))
-            return fields(mesh=mesh, x=TensorSpec(shape, at), seed=draw(draws.seeds()))
-        cuts = ";".join(f"{dim}:{','.join(map(str, order))}" for dim, order in orders.items())
-        x = TensorSpec(shape, order_placements(mesh, orders))
-        return fields(mesh=mesh, x=x, cuts=cuts, seed=draw(draws.seeds()))
-
-    return case()
+    mesh, dims = draw(st.sampled_from(on)), draw(st.sampled_from([1, 1, 2]))
+    mesh_dims = draw(st.permutations(range(mesh.ndim)))
+    count = draw(st.integers(1 if dims == 1 else 0, mesh.ndim))
+    orders = {0: tuple(mesh_dims[:count])} | ({1: tuple(mesh_dims[count:])} if dims == 2 else {})
+    shape = tuple(mesh.size * draw(st.sampled_from([1, 2, 3])) for _ in range(dims))
+    if draw(st.sampled_from([False] * 4 + [True])):
+        at = draw(draw_placements(mesh, dims, kinds=("S", "_S", "R"), split_factors=(2, 3, 4, 5)))
+        return fields(mesh=mesh, x=TensorSpec(shape, at), seed=draw(draws.seeds()))
+    orders = {dim: order for dim, order in orders.items() if order}
+    cuts = ";".join(f"{dim}:{','.join(map(str, order))}" for dim, order in orders.items())
+    x = TensorSpec(shape, order_placements(mesh, orders))
+    return fields(mesh=mesh, x=x, cuts=cuts, seed=draw(draws.seeds()))
 
 
 class OrdersField(Field):
-    """Which mesh dims cut each tensor dim, the first one first."""
+    """A shard order: for each tensor dim the mesh dims that shard it, one after the other."""
 
     takes = "mesh dims by tensor dims, such as 0:1,0;1:2"
 
@@ -106,21 +97,21 @@ class OrdersField(Field):
             raise NotationError(f"{text!r} is none") from None
 
 
-def decodable(mesh: Mesh, placed: reference.Placements) -> bool:
-    """Whether any shard order is written down as these placements."""
+def is_decodable(mesh: Mesh, placements: reference.Placements) -> bool:
+    """Whether the placements encode a shard order."""
     strided = reference.StridedShard
-    plain = tuple(reference.Shard(p.dim) if isinstance(p, strided) and p.split_factor == 1 else p for p in placed)
+    plain = tuple(reference.Shard(p.dim) if isinstance(p, strided) and p.split_factor == 1 else p for p in placements)
     by_dim: dict[int, list[int]] = {}
-    for at, placement in enumerate(placed):
+    for at, placement in enumerate(placements):
         dim = reference.shard_dim(placement)
         if dim is not None:
             by_dim.setdefault(dim, []).append(at)
-    choices = [[(dim, order) for order in itertools.permutations(cutting)] for dim, cutting in by_dim.items()]
-    return any(order_placements(mesh, dict(chosen)) == plain for chosen in itertools.product(*choices))
+    choices = [[(dim, order) for order in itertools.permutations(mesh_dims)] for dim, mesh_dims in by_dim.items()]
+    return any(order_placements(mesh, dict(orders)) == plain for orders in itertools.product(*choices))
 
 
-def cut(x: torch.Tensor, mesh: DeviceMesh, orders: Any) -> torch.Tensor:
-    """What this rank holds when tensor dims are cut evenly by mesh dims, one after the other."""
+def shard_in_order(x: torch.Tensor, mesh: DeviceMesh, orders: Any) -> torch.Tensor:
+    """The local tensor of this rank, for even shards in the given order."""
     for entry in orders:
         for mesh_dim in entry.mesh_dims:
             x = x.chunk(mesh.size(mesh_dim), entry.tensor_dim)[mesh.get_local_rank(mesh_dim)]
@@ -139,8 +130,8 @@ def cut(x: torch.Tensor, mesh: DeviceMesh, orders: Any) -> torch.Tensor:
 def order(
     x: Whole, mesh: DeviceMesh, placements: PlacedAs, cuts: Annotated[dict[int, Order] | None, OrdersField()] = None
 ):
-    """Where cuts are even, strided shards and the shard order that they write down are one layout, each read from the
-    other; other placements are read as no order."""
+    """Strided shards that encode a shard order decode to it, and it encodes to them; for even shards both give the same
+    local tensors; other placements decode to no order."""
     read = compat.placements_to_orders(tuple(placements), mesh)
     if cuts is None:
         return {"decodable": read is not None}
@@ -148,7 +139,7 @@ def order(
     plain = tuple(Shard(p.dim) if hasattr(p, "dim") else Replicate() for p in placements)
     written = compat.orders_to_placements(entries, plain, mesh)
     d = distribute_tensor(x, mesh, placements, src_data_rank=None)
-    decoded = None if read is None else cut(x, mesh, read)
+    decoded = None if read is None else shard_in_order(x, mesh, read)
     return {
         "decodable": read is not None,
         "encoded": [*written] == placements,
@@ -160,7 +151,7 @@ def order(
 @order.due
 def _(x: Global, rank: Rank, cuts=None):
     if cuts is None:
-        return {"decodable": decodable(x.mesh, x.placements)}
+        return {"decodable": is_decodable(x.mesh, x.placements)}
     local, coord = x.full, x.mesh.coord(rank)
     assert coord is not None
     for dim, order in cuts.items():

@@ -1,5 +1,5 @@
-"""Laws of tensors whose ranks hold shards of any size, several or none, in a ``LocalShardsWrapper``: the layouts of
-embedding tables."""
+"""Laws of ``LocalShardsWrapper``, which holds any number of shards of any size on a rank: the layouts of embedding
+tables."""
 
 from __future__ import annotations
 
@@ -25,50 +25,51 @@ from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placement, Replicate, Shard
 from shardlaw.reference.shards import are_side_by_side
 from shardlaw.reference.tensors import TensorSpec
-from shardlaw.strategies import shards as drawn_shards
+from shardlaw.strategies import shards as draw_shards
 
 WRAPPER = "torch.distributed.tensor._shards_wrapper, LocalShardsWrapper"
 FROM_LOCAL = "torch.distributed.tensor docs, DTensor.from_local (shape, stride) and DTensor.to_local"
 DTYPES = (*("float32",) * 7, "float64", "int64", "bfloat16")
-# ways in which a tensor is handed out: how many draws, meshes, the control, what holds
+# by kind of sharding: number of draws, meshes, control, clause
 WAYS = {
     "rows": (
         60,
         "2 3 4 2@0,2 2@1,0",
         "mesh=4 x=8x3:S(0) boxes=0:1,0:3@0;1:4,0:3@1;4:5,0:3@2;5:8,0:3@3",
-        "Rows of any number for each rank, in a wrapper, are what its DTensor holds and lists, in the shape given.",
+        "A DTensor of a wrapper with any number of rows on each rank has these shards, lists them, and has the given "
+        "shape.",
     ),
     "columns": (
         60,
         "2 3 4 2@1,2",
         "mesh=2 x=4x6:S(1) boxes=0:4,0:1@0;0:4,1:3@0;0:4,3:4@1;0:4,4:6@1",
-        "Columns in any order, several runs for a rank or none, are what a wrapper and its DTensor hold and list.",
+        "A DTensor of a wrapper with columns in any number of shards on each rank has these shards and lists them.",
     ),
     "table": (
         24,
         "1 1@1 1@2 1@3",
         "mesh=1@2 x=4x3:R boxes=0:4,0:3@2",
-        "A whole table on the one rank of its mesh has its shape and stride on all ranks, and elements on one.",
+        "A DTensor of a table on the only rank of its mesh has its shape and stride on all ranks, its elements on one.",
     ),
     "grid": (
         30,
         "2x2 1x2 2x1 1x3 2x2@0,2,1,3",
         "mesh=2x2 x=4x5:S(0),S(1) boxes=0:1,0:2@0;0:1,2:5@1;1:4,0:2@2;1:4,2:5@3",
-        "Rows by columns of any numbers, on a mesh of two dims, are what a wrapper and its DTensor hold and list.",
+        "A DTensor of a wrapper with any rows by columns, on a 2-D mesh, has these shards and lists them.",
     ),
 }
 
 
-def placed(way: str, shape: tuple[int, ...]) -> tuple[Placement, ...]:
-    """The placements that name the dims along which a tensor is handed out."""
+def sharded_dims(way: str, shape: tuple[int, ...]) -> tuple[Placement, ...]:
+    """The placements for the dims along which a tensor is sharded."""
     dims = {"rows": [0], "columns": [len(shape) - 1], "grid": [0, 1]}
     return tuple(map(Shard, dims.get(way, []))) or (Replicate(),)
 
 
-def handed_out(way: str, **extra: SearchStrategy[Any]) -> Callable[[Limits], SearchStrategy[Case]]:
-    """Cases of a tensor ``x`` that is handed out in ``boxes``; with further fields where ``extra`` names them."""
+def draw_boxed(way: str, **extra: SearchStrategy[Any]) -> Callable[[Limits], SearchStrategy[Case]]:
+    """Cases of a tensor ``x`` in ``boxes``, with the further fields ``extra``."""
 
-    def drawn(limits: Limits) -> SearchStrategy[Case]:
+    def draw_case(limits: Limits) -> SearchStrategy[Case]:
         on = [mesh for mesh in map(Mesh.parse, WAYS[way][1].split()) if max(mesh.ranks) < limits.world_size]
         mesh_drawn, sparse_drawn = st.sampled_from(on), st.sampled_from([False] * 5 + [True])
         dtype_drawn = st.sampled_from([name for name in DTYPES if name in limits.dtypes])
@@ -76,34 +77,35 @@ def handed_out(way: str, **extra: SearchStrategy[Any]) -> Callable[[Limits], Sea
         @st.composite
         def case(draw: st.DrawFn) -> Case:
             mesh = draw(mesh_drawn)
-            held = draw(drawn_shards(mesh, way=way, sparse=draw(sparse_drawn)).filter(lambda held: bool(held.boxes)))
-            spec = TensorSpec(held.shape, placed(way, held.shape), draw(dtype_drawn))
-            more = {name: draw(one) for name, one in extra.items()}
-            return fields(mesh=mesh, x=spec, boxes=str(held), **more, seed=draw(draws.seeds()))
+            shards = draw(
+                draw_shards(mesh, way=way, sparse=draw(sparse_drawn)).filter(lambda shards: bool(shards.boxes))
+            )
+            x = TensorSpec(shards.shape, sharded_dims(way, shards.shape), draw(dtype_drawn))
+            more = {name: draw(strategy) for name, strategy in extra.items()}
+            return fields(mesh=mesh, x=x, boxes=str(shards), **more, seed=draw(draws.seeds()))
 
         return case()
 
-    return drawn
+    return draw_case
 
 
-def features_held(case: Case) -> set[str]:
-    """Ranks of the mesh that hold several boxes, or none."""
-    held = Boxed.of(case)
-    counts = [len(held.boxes(rank)) for rank in case.mesh().ranks]
-    names = {"several-shards": max(counts) > 1, "shardless": min(counts) == 0}
-    return {name for name, holds in names.items() if holds}
+def features_boxed(case: Case) -> set[str]:
+    """Whether ranks of the mesh have several boxes, or none."""
+    x = Boxed.of(case)
+    counts = [len(x.boxes(rank)) for rank in case.mesh().ranks]
+    return {*(["several-shards"] if max(counts) > 1 else []), *(["shardless"] if min(counts) == 0 else [])}
 
 
-def boxes(chunks: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Chunks of a checkpoint that have elements, each as its offset and size."""
+def chunk_boxes(chunks: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The offset and size of each chunk that has elements."""
     return [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks if 0 not in chunk.sizes]
 
 
 def contents(wrapper: Any) -> dict[str, Any]:
-    """What a wrapper says that it holds, and holds."""
+    """The metadata and the shards of a wrapper."""
     metadata, shards = wrapper.storage_metadata(), wrapper.local_shards()
     return {
-        "chunks": boxes(metadata.chunks),
+        "chunks": chunk_boxes(metadata.chunks),
         "count": len(shards),
         "shards": [shard.detach() for shard in shards],
         "size": tuple(metadata.size),
@@ -112,22 +114,21 @@ def contents(wrapper: Any) -> dict[str, Any]:
 
 def contents_due(x: Boxed, rank: int) -> dict[str, Any]:
     own = x.boxes(rank)
-    size = (*own[0].size[:-1], sum(box.size[-1] for box in own)) if own and are_side_by_side(own) else ...
-    listed = [(box.offset, box.size) for box in own]
+    size = Of((*own[0].size[:-1], sum(box.size[-1] for box in own))) if own and are_side_by_side(own) else ...
     return {
-        "chunks": Of(listed, "wrong-layout"),
+        "chunks": Of([(box.offset, box.size) for box in own], "wrong-layout"),
         "count": Of(len(own), "wrong-layout"),
         "shards": x.parts(rank),
-        "size": size if size is ... else Of(size),
+        "size": size,
     }
 
 
-def storages(wrapper: Any) -> list[int]:
+def pointers(wrapper: Any) -> list[int]:
     return [shard.data_ptr() for shard in wrapper.local_shards()]
 
 
-def misplaced(d: DTensor, offsets: list[tuple[int, ...]], shards: list[torch.Tensor]) -> list[Any]:
-    """The shards that a DTensor does not find where they start, whatever number it is told as a hint."""
+def find_misplaced(d: DTensor, offsets: list[tuple[int, ...]], shards: list[torch.Tensor]) -> list[Any]:
+    """The offsets at which a DTensor finds another shard, with the index that was passed as a hint."""
     wrong = []
     for at, (offset, shard) in enumerate(zip(offsets, shards, strict=True)):
         for number in (None, at, (at + 1) % len(offsets)):
@@ -146,31 +147,29 @@ def wrapper(
     stride: StrideOf,
     device: Device,
 ):
-    """A DTensor around shards in boxes has the shape given on every rank, holds and lists each rank's boxes, and gives
-    the wrapper back."""
     inside = mesh.get_coordinate() is not None
     local = compat.LocalShardsWrapper(shards, offsets) if inside else torch.empty(0, device=device)
     d = DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
-    back, whole = d.to_local(), (tuple(d.shape), d.stride())
+    back, metadata = d.to_local(), (tuple(d.shape), d.stride())
     if not inside:
-        return {"whole": whole, "elements": back.numel()}
+        return {"whole": metadata, "elements": back.numel()}
     return {
-        "whole": whole,
+        "whole": metadata,
         "to_local": contents(back),
-        "same storage": storages(back) == storages(local),
-        "chunks": boxes(d.__create_chunk_list__()),
+        "same storage": pointers(back) == pointers(local),
+        "chunks": chunk_boxes(d.__create_chunk_list__()),
         "listed": (len(back.local_sizes()), len(back.local_offsets())),  # type: ignore[attr-defined]
-        "misplaced": misplaced(d, offsets, back.local_shards()),  # type: ignore[attr-defined]
+        "misplaced": find_misplaced(d, offsets, back.local_shards()),  # type: ignore[attr-defined]
         "dtype": d.dtype,
     }
 
 
 def wrapper_due(x: BoxedOf, shape: ShapeOf, stride: StrideOf, rank: Rank):
-    whole, own = Of((tuple(shape), stride)), x.boxes(rank)
+    metadata, own = Of((tuple(shape), stride)), x.boxes(rank)
     if x.mesh.coord(rank) is None:
-        return {"whole": whole, "elements": Of(0, "wrong-layout")}
+        return {"whole": metadata, "elements": Of(0, "wrong-layout")}
     return {
-        "whole": whole,
+        "whole": metadata,
         "to_local": contents_due(x, rank),
         "same storage": True,
         "chunks": Of([(box.offset, box.size) for box in own], "wrong-layout"),
@@ -181,14 +180,14 @@ def wrapper_due(x: BoxedOf, shape: ShapeOf, stride: StrideOf, rank: Rank):
 
 
 LAWS: list[Law] = []
-for way, (draws_of_way, _meshes, holding, text) in WAYS.items():
+for way, (draws_of_way, _meshes, control, clause) in WAYS.items():
     made = law(
         f"layout.wrapper[{way}]",
-        clause=text,
+        clause=clause,
         source=f"{WRAPPER}: local_shards, local_sizes, local_offsets, storage_metadata; {FROM_LOCAL}",
-        control=holding,
-        features=features_held,
-        draw=handed_out(way),
+        control=control,
+        features=features_boxed,
+        draw=draw_boxed(way),
         draws=draws_of_way,
         weight=0.3,
         tier="extended",
@@ -199,9 +198,9 @@ for way, (draws_of_way, _meshes, holding, text) in WAYS.items():
 
 def draw_ops(limits: Limits) -> SearchStrategy[Case]:
     more = {"op": st.sampled_from([*OPS]), "requires_grad": st.sampled_from([None] * 4 + [1])}
-    by_way = [handed_out(way, **more)(limits) for way in ("rows", "columns")]
-    drawn = st.sampled_from(by_way).flatmap(lambda one: one)
-    # whether a clone that requires no gradient is equal to what does is left open: equal looks at the metadata too
+    by_way = [draw_boxed(way, **more)(limits) for way in ("rows", "columns")]
+    drawn = st.sampled_from(by_way).flatmap(lambda cases: cases)
+    # equal also compares metadata: undefined for a clone that does not require a gradient like its source
     return drawn.filter(
         lambda case: "requires_grad" not in case or (case.tensor("x").dtype == "float32" and case.get("op") != "equal")
     )
@@ -218,14 +217,14 @@ OPS = {
 
 
 def equalities(source: Any) -> list[bool]:
-    """Whether a wrapper equals its clone, one at other offsets, one of fewer shards, and its clone with one element
-    changed."""
+    """Whether a wrapper equals its clone, the clone at other offsets, with fewer shards, and with one changed
+    element."""
     clone, shards, offsets = source.clone(), source.local_shards(), source.local_offsets()
     same = torch.equal(source, clone)
     if not shards:
         return [same, False, False, False]
     moved = compat.LocalShardsWrapper(
-        [shard.clone() for shard in shards], [tuple(start + 1 for start in at) for at in offsets]
+        [shard.clone() for shard in shards], [tuple(start + 1 for start in offset) for offset in offsets]
     )
     fewer = compat.LocalShardsWrapper(clone.local_shards()[1:], offsets[1:])
     with torch.no_grad():
@@ -237,28 +236,28 @@ def equalities(source: Any) -> list[bool]:
     "layout.wrapper-ops",
     source=f"{WRAPPER}: the ops that __torch_dispatch__ lists",
     control="mesh=2 x=4x6:S(1) boxes=0:4,0:1@0;0:4,1:3@0;0:4,3:6@1 op=clone",
-    features=features_held,
+    features=features_boxed,
     draw=draw_ops,
     draws=90,
     weight=0.3,
     tier="extended",
 )
 def wrapper_ops(shards: Shards, offsets: Offsets, op: Annotated[str, WordField(OPS)], requires_grad: bool = False):
-    """The ops that a wrapper supports give a wrapper of the same boxes, a copy of its own or a view of its shards, and
-    leave the one that they are given as it was."""
+    """Each op that a wrapper supports returns a wrapper of the same boxes, with copies of the shards or views of them,
+    and leaves its input unchanged."""
     source = compat.LocalShardsWrapper(shards, offsets)
     if requires_grad:
         source.requires_grad_()
-    made = OPS[op](source)
+    result = OPS[op](source)
     if op == "new_empty":
         with torch.no_grad():
-            for shard in made.local_shards():
+            for shard in result.local_shards():
                 shard.zero_()
     return {
-        "contents": contents(made),
-        "shared": storages(made)[:1] == storages(source)[:1],
+        "contents": contents(result),
+        "shared": pointers(result)[:1] == pointers(source)[:1],
         "equal": equalities(source) if op == "equal" else None,
-        "requires_grad": [shard.requires_grad for shard in made.local_shards()],
+        "requires_grad": [shard.requires_grad for shard in result.local_shards()],
         "source": contents(source),
         "source requires_grad": [shard.requires_grad for shard in source.local_shards()],
     }
@@ -278,7 +277,7 @@ def _(x: BoxedOf, op, rank: Rank, requires_grad=False):
     }
 
 
-# what a wrapper does not do, or is not: calls on one of two shards of 2x2
+# ops that a wrapper does not support
 ATTEMPTS = {
     "add": lambda wrapper: wrapper + 1,
     "mul": lambda wrapper: wrapper * wrapper,
@@ -294,7 +293,7 @@ ATTEMPTS = {
     "matmul": lambda wrapper: wrapper @ wrapper.view(wrapper.shape),
     "eq": lambda wrapper: wrapper == 1,
 }
-# shards and offsets that no wrapper may be made of
+# shards and offsets that the constructor refuses
 MALFORMED = {
     "fewer-offsets": lambda shard: ([shard, shard], [(0, 0)]),
     "short-offset": lambda shard: ([shard], [(0,)]),
@@ -312,12 +311,12 @@ MALFORMED = {
     tier="extended",
 )
 def wrapper_refusals(mesh: DeviceMesh, attempt: Annotated[str, WordField((*ATTEMPTS, *MALFORMED))]):
-    """An op that a wrapper does not support, and shards without one offset of as many dims for each, are refused."""
+    """An op that a wrapper does not support is refused, and so are shards without an offset of their number of dims."""
     shard = torch.ones(2, 2, device=mesh.device_type)
     if attempt in MALFORMED:
         return caught(lambda: compat.LocalShardsWrapper(*MALFORMED[attempt](shard)))
-    whole = compat.LocalShardsWrapper([shard, shard.clone()], [(0, 0), (0, 2)])
-    return caught(lambda: ATTEMPTS[attempt](whole))
+    source = compat.LocalShardsWrapper([shard, shard.clone()], [(0, 0), (0, 2)])
+    return caught(lambda: ATTEMPTS[attempt](source))
 
 
 @wrapper_refusals.due

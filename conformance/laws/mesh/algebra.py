@@ -1,4 +1,4 @@
-"""Laws of how views of a mesh go together: concatenated, overlapping, flattened beside dims of size 1, and cut."""
+"""Laws of views of a mesh that are concatenated, overlap, have dims of size 1, or are unflattened."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ from shardlaw.conformance.law.due import Either, Of, Refused, caught
 from shardlaw.conformance.law.fields import DIM_NAMES, KeptNamedMesh, NamedMesh, Rank, Shape, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import nested_ranks
-from shardlaw.conformance.laws.mesh.cases import MeshDims, MeshParts, mesh_law, of_several_dims
-from shardlaw.conformance.laws.mesh.description import description, members, sums
-from shardlaw.conformance.laws.mesh.expected import described, names_of, slice_of, summed
+from shardlaw.conformance.laws.mesh.cases import MeshDimsField, MeshSlicesField, mesh_law, multi_dim_meshes
+from shardlaw.conformance.laws.mesh.description import (
+    describe,
+    describe_due,
+    dim_names,
+    reduce_due,
+    reduce_ranks,
+    slice_at,
+    sorted_ranks,
+)
 from shardlaw.conformance.laws.mesh.views import FLATTEN, SLICES
 from shardlaw.reference.mesh import Mesh
 
@@ -24,11 +31,10 @@ CONCATENATE = "torch.distributed.device_mesh, DeviceMesh._concatenate: meshes of
 
 
 def draw_concatenate(limits: Limits) -> SearchStrategy[Case]:
-    cases = []
-    for mesh in of_several_dims(limits):
-        parts = ("a,b",) if mesh.ndim == 2 else ("a,b", "a,c", "b,c", "a+b,c", "a,b+c", "a,b,c")
-        cases += [fields(mesh=mesh, parts=part) for part in parts]
-    return st.sampled_from(cases)
+    parts = {2: ("a,b",), 3: ("a,b", "a,c", "b,c", "a+b,c", "a,b+c", "a,b,c")}
+    return st.sampled_from(
+        [fields(mesh=mesh, parts=part) for mesh in multi_dim_meshes(limits) for part in parts[mesh.ndim]]
+    )
 
 
 @mesh_law(
@@ -42,25 +48,25 @@ def draw_concatenate(limits: Limits) -> SearchStrategy[Case]:
     weight=0.3,
     tier="extended",
 )
-def concatenate(mesh: KeptNamedMesh, parts: Annotated[Any, MeshParts()]):
-    """Disjoint slices of a mesh put side by side are the slice by all their names."""
-    joined = compat.concatenate_meshes([mesh[part] for part in parts])
-    whole = mesh[tuple(name for part in parts for name in part)]
+def concatenate(mesh: KeptNamedMesh, parts: Annotated[Any, MeshSlicesField()]):
+    """The concatenation of disjoint slices of a mesh is the slice by all their names."""
+    joined = compat.concatenate_meshes([mesh[names] for names in parts])
+    direct = mesh[tuple(name for names in parts for name in names)]
     return {
-        "joined": description(joined),
-        "equality": [joined == whole, hash(joined) == hash(whole)],
-        "traffic": sums(joined),
+        "joined": describe(joined),
+        "equality": [joined == direct, hash(joined) == hash(direct)],
+        "traffic": reduce_ranks(joined),
     }
 
 
 @concatenate.due
 def _(mesh, parts, rank: Rank):
     dims = tuple(dim for part in parts for dim in part)
-    part = slice_of(mesh, dims, rank)
+    joined = slice_at(mesh, dims, rank)
     return {
-        "joined": described(part, names_of(mesh, dims), rank),
+        "joined": describe_due(joined, dim_names(mesh, dims), rank),
         "equality": [True, True],
-        "traffic": summed(part, rank),
+        "traffic": reduce_due(joined, rank),
     }
 
 
@@ -75,7 +81,7 @@ OVERLAPS = {
 
 
 def sweep_overlaps(limits: Limits) -> list[Case]:
-    meshes = [mesh for mesh in of_several_dims(limits) if 1 not in mesh.shape[:2] and mesh.size <= limits.world_size]
+    meshes = [mesh for mesh in multi_dim_meshes(limits) if 1 not in mesh.shape[:2] and mesh.size <= limits.world_size]
     return [fields(mesh=mesh, attempt=attempt) for attempt in OVERLAPS for mesh in meshes]
 
 
@@ -89,7 +95,8 @@ def sweep_overlaps(limits: Limits) -> list[Case]:
     tier="extended",
 )
 def overlaps(mesh: NamedMesh, attempt: Annotated[str, WordField(OVERLAPS)]):
-    """Slices and concatenations in which one dim would stand twice are refused, with the names of what overlaps."""
+    """A slice or concatenation that contains a mesh dim twice is refused, by an error that names the overlapping
+    dims."""
     names = OVERLAPS[attempt]
     flat = compat.flatten_mesh(mesh["a", "b"] if mesh.ndim > 2 else mesh, "flat")
     views = {"flat": flat, "a+b": mesh["a", "b"], "a": mesh["a"], "b": mesh["b"]}
@@ -107,57 +114,61 @@ def _():
 
 
 def sweep_unit_dims(limits: Limits) -> list[Case]:
-    meshes = [mesh for mesh in of_several_dims(limits) if 1 in mesh.shape and mesh.size > 1]
+    meshes = [mesh for mesh in multi_dim_meshes(limits) if 1 in mesh.shape and mesh.size > 1]
     pairs = [(mesh, unit, other) for mesh in meshes for unit in range(mesh.ndim) for other in range(mesh.ndim)]
     return [
-        fields(mesh=mesh, of="+".join(names_of(mesh, tuple(sorted((unit, other))))))
+        fields(mesh=mesh, of="+".join(dim_names(mesh, tuple(sorted((unit, other))))))
         for mesh, unit, other in pairs
         if mesh.shape[unit] == 1 and mesh.shape[other] > 1
     ]
 
 
 @mesh_law("unit-dims", f"{SLICES}; {FLATTEN}", "mesh=2x1 of=a+b", sweep=sweep_unit_dims, sweeps=24, weight=0.2)
-def unit_dims(mesh: NamedMesh, of: Annotated[Any, MeshDims("+")]):
-    """A mesh dim of size 1 is transparent to slices, flattened dims and groups."""
-    wide = next(name for name in of if mesh[name].size() > 1)
-    part, bare = mesh[of], mesh[wide]
-    flat = compat.flatten_mesh(part, "flat")
-    groups = part.get_group(wide), flat.get_group()
+def unit_dims(mesh: NamedMesh, of: Annotated[Any, MeshDimsField("+")]):
+    """A mesh dim of size 1 changes neither slices nor flattened dims nor groups."""
+    other = next(name for name in of if mesh[name].size() > 1)
+    pair, alone = mesh[of], mesh[other]
+    flat = compat.flatten_mesh(pair, "flat")
+    groups = pair.get_group(other), flat.get_group()
     later = mesh.mesh_dim_names[mesh.mesh_dim_names.index(of[-1]) + 1 :]
     mixed = caught(lambda: mesh["flat", *later].mesh.tolist()) if later else None
     return {
-        "slice": part.mesh.flatten().tolist(),
-        "bare slice": bare.mesh.tolist(),
+        "slice": pair.mesh.flatten().tolist(),
+        "bare slice": alone.mesh.tolist(),
         "flattened": flat.mesh.tolist(),
-        "members": [members(group) for group in groups],
-        "local rank": flat.get_local_rank() == bare.get_local_rank(),
+        "members": [sorted_ranks(group) for group in groups],
+        "local rank": flat.get_local_rank() == alone.get_local_rank(),
         "mixed": mixed,
     }
 
 
 @unit_dims.due
 def _(mesh, of, rank: Rank):
-    wide = next(dim for dim in of if mesh.shape[dim] > 1)
+    other = next(dim for dim in of if mesh.shape[dim] > 1)
     later = tuple(range(of[-1] + 1, mesh.ndim))
-    ranks = list(slice_of(mesh, (wide,), rank).ranks)
-    mixed = Of(nested_ranks(slice_of(mesh, (wide, *later), rank)), "wrong-layout")
+    ranks = list(slice_at(mesh, (other,), rank).ranks)
+    mixed = Of(nested_ranks(slice_at(mesh, (other, *later), rank)), "wrong-layout")
     return {
         **dict.fromkeys(("slice", "bare slice", "flattened"), Of(ranks, "wrong-layout")),
         "members": [sorted(ranks)] * 2,
         "local rank": True,
-        "mixed": Either((mixed, Refused((KeyError,)))) if later else None,  # torch gives up slices by flattened names
+        # torch deprecates slices by flattened names
+        "mixed": Either((mixed, Refused((KeyError,)))) if later else None,
     }
 
 
-# a mesh, the dim of it that is cut, and into what
-CUT = (("1x4", "b", "2x2"), ("4x1", "a", "2x2"), ("2x2", "b", "2x1"), ("2x2", "a", "1x2"), ("2x2@0,2,1,3", "b", "1x2"),
-       ("2x1x2", "c", "2x1"), ("1x2", "b", "2x1"), ("2x1", "a", "1x2"), ("1x3", "b", "1x3"), ("2x1", "b", "1x1"),
-       ("1x2@0,2", "b", "1x2"), ("2x4", "b", "2x2"), ("4x2", "a", "2x2"), ("2x3", "b", "3x1"),
-       ("2x2x2", "b", "1x2"))  # fmt: skip
+# (mesh, dim, sizes): the dim is unflattened into these sizes
+UNFLATTENED = (
+    *(("1x4", "b", "2x2"), ("4x1", "a", "2x2"), ("2x2", "b", "2x1"), ("2x2", "a", "1x2"), ("2x2@0,2,1,3", "b", "1x2")),
+    *(("2x1x2", "c", "2x1"), ("1x2", "b", "2x1"), ("2x1", "a", "1x2"), ("1x3", "b", "1x3"), ("2x1", "b", "1x1")),
+    *(("1x2@0,2", "b", "1x2"), ("2x4", "b", "2x2"), ("4x2", "a", "2x2"), ("2x3", "b", "3x1"), ("2x2x2", "b", "1x2")),
+)
 
 
-def sweep_cut(limits: Limits) -> list[Case]:
-    cases = [fields(mesh=mesh, of=dim, sizes=sizes, by=by) for mesh, dim, sizes in CUT for by in ("name", "number")]
+def sweep_unflattened(limits: Limits) -> list[Case]:
+    cases = [
+        fields(mesh=mesh, of=dim, sizes=sizes, by=by) for mesh, dim, sizes in UNFLATTENED for by in ("name", "number")
+    ]
     return [case for case in cases if case.world <= limits.world_size]
 
 
@@ -166,19 +177,20 @@ def sweep_cut(limits: Limits) -> list[Case]:
     "torch.distributed.device_mesh, docstring of DeviceMesh._unflatten",
     "mesh=2x2 of=b sizes=2x1 by=name",
     needs=("all_reduce",),
-    sweep=sweep_cut,
+    sweep=sweep_unflattened,
     sweeps=30,
     weight=0.3,
     tier="extended",
 )
-def unflatten_one(mesh: NamedMesh, of: Annotated[str, MeshDims()], sizes: Shape, by: Literal["name", "number"]):
-    """One of several mesh dims, cut into two, leaves the others as they are; all are slices with their groups."""
+def unflatten_one(mesh: NamedMesh, of: Annotated[str, MeshDimsField()], sizes: Shape, by: Literal["name", "number"]):
+    """Unflattening one of several mesh dims leaves the others unchanged, and every dim can be sliced and has its
+    group."""
     cut = compat.unflatten_mesh(mesh, of if by == "name" else mesh.mesh_dim_names.index(of), sizes, ("p", "q"))
     slices = [cut[name] for name in cut.mesh_dim_names] if cut.get_coordinate() is not None else []
     return {
-        "cut": description(cut),
-        "slices": [description(part) for part in slices],
-        "traffic": [sums(part) for part in slices],
+        "cut": describe(cut),
+        "slices": [describe(part) for part in slices],
+        "traffic": [reduce_ranks(part) for part in slices],
     }
 
 
@@ -188,9 +200,9 @@ def _(mesh, of, sizes, rank: Rank):
     cut = Mesh((*mesh.shape[:at], *sizes, *mesh.shape[at + 1 :]), mesh.ranks)
     names = (*DIM_NAMES[:at], "p", "q", *DIM_NAMES[at + 1 : mesh.ndim])
     inside = cut.coord(rank) is not None
-    slices = [slice_of(cut, (dim,), rank) for dim in range(cut.ndim)] if inside else []
+    slices = [slice_at(cut, (dim,), rank) for dim in range(cut.ndim)] if inside else []
     return {
-        "cut": described(cut, names, rank),
-        "slices": [described(part, (name,), rank) for part, name in zip(slices, names, strict=False)],
-        "traffic": [summed(part, rank) for part in slices],
+        "cut": describe_due(cut, names, rank),
+        "slices": [describe_due(part, (name,), rank) for part, name in zip(slices, names, strict=False)],
+        "traffic": [reduce_due(part, rank) for part in slices],
     }

@@ -1,8 +1,9 @@
-"""Laws of backends named for single mesh dims, whether a dim comes from a shape, from flattened dims or from a cut."""
+"""Laws of backends and backend options for single mesh dims."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
@@ -17,14 +18,21 @@ from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import DIM_NAMES, Device, MeshTable, Rank, RankField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.mesh.cases import mesh_law
-from shardlaw.conformance.laws.mesh.description import description, sums
-from shardlaw.conformance.laws.mesh.expected import described, lines, names_of, summed
+from shardlaw.conformance.laws.mesh.description import (
+    describe,
+    describe_due,
+    dim_names,
+    dim_ranks,
+    reduce_due,
+    reduce_ranks,
+)
 from shardlaw.reference.mesh import Mesh
 
-PATIENCE = timedelta(seconds=77)
-# the groups that the backend of our own was asked for: their ranks, their options, and how long they wait
-NOTES: list[Any] = []
-MADE = {
+TIMEOUT = timedelta(seconds=77)
+# the ranks, options and timeouts of the groups that the recording backend has created
+CREATED: list[Any] = []
+# meshes by the way in which the dim is created
+MESHES = {
     "name": ("2x2", "1x2", "1", "2", "4", "2x1x2"),
     "number": ("2x2", "2", "1x3"),
     "flatten": ("2x2", "1x2", "2x1x2"),
@@ -33,35 +41,31 @@ MADE = {
 }
 
 
-def noted(request, options):
-    """A backend of our own, in effect gloo: it notes the groups that it is asked for."""
-    NOTES.append((list(request.global_ranks_in_group), options, request.timeout))
+def create_recorded(request, options):
+    """Create a group of gloo, and record it."""
+    CREATED.append((list(request.global_ranks_in_group), options, request.timeout))
     return dist.ProcessGroupGloo(request.store, request.group_rank, request.group_size, timeout=request.timeout)
 
 
-def on_gloo(here: Any) -> str:
+def require_gloo(here: Any) -> str:
     if (
         here.target.backend != dist.Backend.GLOO
         or "backend_override" not in inspect.signature(init_device_mesh).parameters
     ):
-        here.reject("backends are noted on gloo alone, where this version of torch takes any for a mesh dim")
+        here.reject("backends of mesh dims are recorded on gloo alone, where this version of torch supports them")
     return dist.Backend.GLOO
 
 
 def sweep(limits: Limits) -> list[Case]:
-    found: dict[tuple[str, str], list[Case]] = {}
-    for how, meshes in MADE.items():
-        for mesh in map(Mesh.parse, meshes):
-            dims = range(mesh.ndim) if how in ("name", "number", "again") else (0, 1) if how == "cut" else (0,)
-            for case in [
-                fields(mesh=mesh, how=how, of=DIM_NAMES[dim], options=given)
-                for dim in dims
-                for given in ("backend", "options", "pair")
-            ]:
-                found.setdefault((how, case.get("options")), []).append(case)
-    # each way, and what is given in each, before more meshes
-    longest = max(map(len, found.values()))
-    cases = [cases[at] for at in range(longest) for cases in found.values() if at < len(cases)]
+    """Every way with every form of ``options``, on the first dim of the first mesh, then on the next dims and
+    meshes."""
+    columns = []
+    for how, meshes in MESHES.items():
+        dims = {"cut": [0, 1], "flatten": [0]}
+        pairs = [(mesh, dim) for mesh in map(Mesh.parse, meshes) for dim in dims.get(how, range(mesh.ndim))]
+        for options in ("backend", "options", "pair"):
+            columns.append([fields(mesh=mesh, how=how, of=DIM_NAMES[dim], options=options) for mesh, dim in pairs])
+    cases = [case for row in itertools.zip_longest(*columns) for case in row if case]
     return [case for case in cases if case.world <= limits.world_size]
 
 
@@ -81,49 +85,52 @@ def backends(
     of: Literal["a", "b", "c"],
     options: Literal["backend", "options", "pair"],
     device: Device,
-    usual: Annotated[str, RankField(on_gloo, '"gloo"')],
+    usual: Annotated[str, RankField(require_gloo, '"gloo"')],
 ):
-    """A backend, its options or both that are named for one mesh dim are those of its group, and of no other."""
+    """A backend, backend options or both for one mesh dim are used for the group of this dim and for no other."""
     if "noted" not in dist.Backend.backend_list:
-        dist.Backend.register_backend("noted", noted, extended_api=True, devices=[device.type])
-    NOTES.clear()
+        dist.Backend.register_backend("noted", create_recorded, extended_api=True, devices=[device.type])
+    CREATED.clear()
     table = torch.tensor(mesh)
     names, at = ("a", "b", "c")[: table.ndim], "abc".index(of)
-    patient = compat.BackendOptions("noted", PATIENCE)
-    given = {"backend": "noted", "options": patient, "pair": ("noted", patient)}[options]
+    timeout_options = compat.BackendOptions("noted", TIMEOUT)
+    given = {"backend": "noted", "options": timeout_options, "pair": ("noted", timeout_options)}[options]
     if how == "flatten":
-        made = compat.flatten_mesh(DeviceMesh(device.type, table, mesh_dim_names=names), "flat", backend_override=given)
+        root = DeviceMesh(device.type, table, mesh_dim_names=names)
+        created = compat.flatten_mesh(root, "flat", backend_override=given)
     elif how == "cut":
-        line = DeviceMesh(device.type, table, mesh_dim_names=("flat",))
-        made = compat.unflatten_mesh(line, 0, (2, len(table) // 2), ("a", "b"), backend_override={of: given})
+        root = DeviceMesh(device.type, table, mesh_dim_names=("flat",))
+        created = compat.unflatten_mesh(root, 0, (2, len(table) // 2), ("a", "b"), backend_override={of: given})
     else:
-        chosen: dict[int | str, Any] = {at if how == "number" else of: given}
-        for _ in range(2 if how == "again" else 1):  # what is said of the backends serves for the next mesh too
-            NOTES.clear()
-            made = init_device_mesh(device.type, tuple(table.shape), mesh_dim_names=names, backend_override=chosen)
-    groups = made.get_all_groups() if made.get_coordinate() is not None else []
-    own = [(ranks, given is patient, patience) for ranks, given, patience in NOTES if dist.get_rank() in ranks]
+        override: dict[int | str, Any] = {at if how == "number" else of: given}
+        for _ in range(2 if how == "again" else 1):  # init_device_mesh must not change the dict
+            CREATED.clear()
+            created = init_device_mesh(device.type, tuple(table.shape), mesh_dim_names=names, backend_override=override)
+    groups = created.get_all_groups() if created.get_coordinate() is not None else []
+    own = [(ranks, used is timeout_options, timeout) for ranks, used, timeout in CREATED if dist.get_rank() in ranks]
     return {
-        "mesh": description(made),
+        "mesh": describe(created),
         "backend": [dist.get_backend(group) for group in groups],
-        "traffic": sums(made),
+        "traffic": reduce_ranks(created),
         "options": [(ranks, is_ours) for ranks, is_ours, _ in own],
-        "patience": [patience.seconds for _, _, patience in own] if options == "pair" else [],
+        "patience": [timeout.seconds for _, _, timeout in own] if options == "pair" else [],
         "waits": [compat.group_timeout(group, device).seconds for group in groups[at : at + 1] if options == "options"],
     }
 
 
 @backends.due
 def _(mesh, how, of, options, rank: Rank):
-    tables = {"flatten": (mesh.size,), "cut": (2, mesh.size // 2)}
-    live = Mesh(tables.get(how, mesh.shape), mesh.ranks)
-    at, asked, along = DIM_NAMES.index(of), options != "options", lines(live, rank)
-    names = ("flat",) if how == "flatten" else names_of(live)
+    shapes = {"flatten": (mesh.size,), "cut": (2, mesh.size // 2)}
+    created = Mesh(shapes.get(how, mesh.shape), mesh.ranks)
+    at, has_backend, ranks_by_dim = DIM_NAMES.index(of), options != "options", dim_ranks(created, rank)
+    own = ranks_by_dim[at : at + 1]  # none on a rank outside the mesh
     return {
-        "mesh": described(live, names, rank),
-        "backend": Of(["noted" if dim == at and asked else dist.Backend.GLOO for dim in range(len(along))]),
-        "traffic": summed(live, rank),
-        "options": Of([(line, options == "pair") for line in along[at : at + 1] if asked]),
-        "patience": Of([PATIENCE.seconds for _ in along[at : at + 1] if options == "pair"]),
-        "waits": Of([PATIENCE.seconds for _ in along[at : at + 1] if not asked]),
+        "mesh": describe_due(created, ("flat",) if how == "flatten" else dim_names(created), rank),
+        "backend": Of(
+            ["noted" if dim == at and has_backend else dist.Backend.GLOO for dim in range(len(ranks_by_dim))]
+        ),
+        "traffic": reduce_due(created, rank),
+        "options": Of([(ranks, options == "pair") for ranks in own if has_backend]),
+        "patience": Of([TIMEOUT.seconds for _ in own if options == "pair"]),
+        "waits": Of([TIMEOUT.seconds for _ in own if not has_backend]),
     }

@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardlaw.conformance.law.act import fields
@@ -18,22 +17,30 @@ from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Device, MeshTable, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import nested_ranks
-from shardlaw.conformance.laws.mesh.cases import DOC, mesh_law, on_every_mesh
-from shardlaw.conformance.laws.mesh.description import description, gathered, members, sums
-from shardlaw.conformance.laws.mesh.expected import described, lines, summed
+from shardlaw.conformance.laws.mesh.cases import DOC, every_mesh_law, mesh_law
+from shardlaw.conformance.laws.mesh.description import (
+    describe,
+    describe_due,
+    dim_ranks,
+    gather_ranks,
+    reduce_due,
+    reduce_ranks,
+    sorted_ranks,
+)
 from shardlaw.conformance.laws.shared import draws
 
 
-@on_every_mesh("coordinates", f"{DOC}.get_coordinate", weight=0.2)
+@every_mesh_law("coordinates", f"{DOC}.get_coordinate", weight=0.2)
 def coordinates(mesh: DeviceMesh):
-    """A mesh has the table that it was made from; a coordinate is a rank's place there; a rank outside has none."""
-    at = mesh.get_coordinate()
+    """A mesh has the table from which it was created; get_coordinate is the position of a rank there, or None
+    outside."""
+    coordinate = mesh.get_coordinate()
     return {
         "shape": tuple(mesh.shape),
         "ndim": mesh.ndim,
         "size": [mesh.size(), *map(mesh.size, range(mesh.ndim))],
         "table": mesh.mesh.tolist(),
-        "coordinate": None if at is None else tuple(at),
+        "coordinate": None if coordinate is None else tuple(coordinate),
         "rank": mesh.get_rank(),
     }
 
@@ -48,9 +55,9 @@ def _(mesh, rank: Rank):
     }
 
 
-@on_every_mesh("local-rank", f"{DOC}.get_local_rank", members=True, weight=0.2)
+@every_mesh_law("local-rank", f"{DOC}.get_local_rank", members=True, weight=0.2)
 def local_rank(mesh: DeviceMesh):
-    """The local rank along a mesh dim is the coordinate along it; the dim need not be named where there is only one."""
+    """get_local_rank of a mesh dim is the coordinate on it; a 1-D mesh needs no dim, others require one."""
     return {"local rank": [mesh.get_local_rank(dim) for dim in range(mesh.ndim)], "no dim": caught(mesh.get_local_rank)}
 
 
@@ -60,17 +67,17 @@ def _(mesh, rank: Rank):
     return {"local rank": coord, "no dim": coord[0] if mesh.ndim == 1 else Refused()}
 
 
-@on_every_mesh("groups", f"{DOC}.get_group", needs=("all_reduce", "subgroups"), members=True, weight=0.3)
+@every_mesh_law("groups", f"{DOC}.get_group", needs=("all_reduce", "subgroups"), members=True, weight=0.3)
 def groups(mesh: DeviceMesh):
-    """The group of a mesh dim holds exactly the ranks along that dim through this rank, and reaches them."""
-    listed, only = mesh.get_all_groups(), caught(mesh.get_group)
-    along = [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    """The group of a mesh dim has exactly the ranks along that dim through this rank, and communicates among them."""
+    listed, without_dim = mesh.get_all_groups(), caught(mesh.get_group)
+    groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
     return {
         "count": len(listed),
-        "no dim": only is along[0] if mesh.ndim == 1 else only,
-        "members": [members(group) for group in along],
-        "all groups": [one is other for one, other in zip(listed, along, strict=False)],
-        "traffic": sums(mesh),
+        "no dim": without_dim is groups[0] if mesh.ndim == 1 else without_dim,
+        "members": [sorted_ranks(group) for group in groups],
+        "all groups": [first is second for first, second in zip(listed, groups, strict=False)],
+        "traffic": reduce_ranks(mesh),
     }
 
 
@@ -79,13 +86,13 @@ def _(mesh, rank: Rank):
     return {
         "count": Of(mesh.ndim),
         "no dim": Of(True) if mesh.ndim == 1 else Refused(),
-        "members": [sorted(line) for line in lines(mesh, rank)],
+        "members": [sorted(ranks) for ranks in dim_ranks(mesh, rank)],
         "all groups": [True] * mesh.ndim,
-        "traffic": summed(mesh, rank),
+        "traffic": reduce_due(mesh, rank),
     }
 
 
-@on_every_mesh(
+@every_mesh_law(
     "group-order",
     f"{DOC}: a mesh's table describes the layout of devices; get_group returns the group of a dim of it",
     needs=("all_gather", "subgroups"),
@@ -93,31 +100,26 @@ def _(mesh, rank: Rank):
     weight=0.3,
 )
 def group_order(mesh: DeviceMesh):
-    """The group of a mesh dim lists, and gathers from, its ranks in the order of the table."""
+    """The group of a mesh dim lists its ranks, and gathers from them, in the order of the table."""
     listed = [list(dist.get_process_group_ranks(mesh.get_group(dim))) for dim in range(mesh.ndim)]
-    return {"members": listed, "gathered": gathered(mesh)}
+    return {"members": listed, "gathered": gather_ranks(mesh)}
 
 
 @group_order.due
 def _(mesh, rank: Rank):
-    return {"members": lines(mesh, rank), "gathered": lines(mesh, rank)}
+    return {"members": dim_ranks(mesh, rank), "gathered": dim_ranks(mesh, rank)}
 
 
-def draw_equality(limits: Limits) -> SearchStrategy[Case]:
-    few = st.sampled_from(list(dict.fromkeys(draws.meshes(limits, least=2))))
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        one = draw(few)
-        alike = [
-            mesh
-            for mesh in dict.fromkeys(draws.meshes(limits))
-            if mesh.size == one.size and max(mesh.ranks) == max(one.ranks)
-        ]
-        other = draw(st.sampled_from([one, *alike]))
-        return fields(mesh=one, mesh__b=other, names=draw(st.sampled_from(["none", "first", "both", "differ"])))
-
-    return case()
+@st.composite
+def draw_equality(draw: st.DrawFn, limits: Limits) -> Case:
+    first = draw(st.sampled_from(list(dict.fromkeys(draws.meshes(limits, least=2)))))
+    similar = [
+        mesh
+        for mesh in dict.fromkeys(draws.meshes(limits))
+        if mesh.size == first.size and max(mesh.ranks) == max(first.ranks)
+    ]
+    second = draw(st.sampled_from([first, *similar]))
+    return fields(mesh=first, mesh__b=second, names=draw(st.sampled_from(["none", "first", "both", "differ"])))
 
 
 @mesh_law(
@@ -129,11 +131,11 @@ def draw_equality(limits: Limits) -> SearchStrategy[Case]:
     weight=0.4,
 )
 def equality(mesh: MeshTable, mesh__b: MeshTable, names: Literal["none", "first", "both", "differ"], device: Device):
-    """Two meshes are equal exactly when their table, shape, names and device are, and equal meshes hash alike."""
-    one, other = torch.tensor(mesh), torch.tensor(mesh__b)
-    ours, theirs = ("a", "b", "c")[: one.ndim], ("a", "b", "c")[: other.ndim]
-    a = DeviceMesh(device.type, one, mesh_dim_names=None if names == "none" else ours)
-    b = DeviceMesh(device.type, other, mesh_dim_names={"both": theirs, "differ": theirs[::-1]}.get(names))
+    """Two meshes are equal exactly when their tables, shapes, names and devices are; equal meshes have equal hashes."""
+    table_a, table_b = torch.tensor(mesh), torch.tensor(mesh__b)
+    names_a, names_b = ("a", "b", "c")[: table_a.ndim], ("a", "b", "c")[: table_b.ndim]
+    a = DeviceMesh(device.type, table_a, mesh_dim_names=None if names == "none" else names_a)
+    b = DeviceMesh(device.type, table_b, mesh_dim_names={"both": names_b, "differ": names_b[::-1]}.get(names))
     return {
         "equality": a == b,
         "inequality": a != b,
@@ -155,18 +157,19 @@ def _(mesh, mesh__b, names):
     }
 
 
-@on_every_mesh(
+@every_mesh_law(
     "copies", "torch.distributed.device_mesh, DeviceMesh.__getstate__ and __setstate__", weight=0.1, tier="extended"
 )
 def copies(mesh: DeviceMesh):
-    """A mesh survives pickling and copying: it is equal, hashes alike, and has the same table and groups."""
-    copied = {"pickle": pickle.loads(pickle.dumps(mesh)), "copy": copy.copy(mesh)}
+    """A pickled or copied mesh is equal to the original, with the same hash, table and groups."""
+    copies = {"pickle": pickle.loads(pickle.dumps(mesh)), "copy": copy.copy(mesh)}
     return {
-        how: {"equal": [made == mesh, hash(made) == hash(mesh)], **description(made)} for how, made in copied.items()
+        how: {"equal": [copied == mesh, hash(copied) == hash(mesh)], **describe(copied)}
+        for how, copied in copies.items()
     }
 
 
 @copies.due
 def _(mesh, rank: Rank):
-    due = {"equal": [True, True], **described(mesh, None, rank)}
+    due = {"equal": [True, True], **describe_due(mesh, None, rank)}
     return {"pickle": due, "copy": due}

@@ -1,4 +1,4 @@
-"""Laws of a mesh whose dims have names: a name means what its number does, and copies keep both."""
+"""Laws of named mesh dims: names are equivalent to numbers, also in copies."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of, Refused, caught
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.mesh.cases import DOC, Dims, MeshDims, all_meshes, mesh_law, of_several_dims
-from shardlaw.conformance.laws.mesh.description import description, members
-from shardlaw.conformance.laws.mesh.expected import described, flat_of, names_of, slice_of
+from shardlaw.conformance.laws.mesh.cases import DOC, Dims, MeshDimsField, all_meshes, mesh_law, multi_dim_meshes
+from shardlaw.conformance.laws.mesh.description import (
+    describe,
+    describe_due,
+    dim_names,
+    flatten_at,
+    slice_at,
+    sorted_ranks,
+)
 from shardlaw.conformance.laws.mesh.views import FLATTEN
 
 
@@ -38,7 +44,7 @@ def draw_names(limits: Limits) -> SearchStrategy[Case]:
     weight=0.4,
 )
 def names(mesh: NamedMesh, flatten: Dims = None):
-    """A mesh dim is meant by its name as by its number, flattened dims by theirs; a name that no dim has is refused."""
+    """The name of a mesh dim gives what its number gives, also that of flattened dims; an unknown name is refused."""
     if flatten:
         compat.flatten_mesh(mesh[flatten], "flat")
     if mesh.get_coordinate() is None:
@@ -53,29 +59,29 @@ def names(mesh: NamedMesh, flatten: Dims = None):
         "no group": caught(lambda: mesh.get_group("z")),
         "no local rank": caught(lambda: mesh.get_local_rank("z")),
         "no slice": caught(lambda: mesh["z"]),
-        "flat group": members(mesh.get_group("flat")) if flatten else None,
-        "flat slice": caught(lambda: members(mesh["flat"].get_group())) if flatten else None,
+        "flat group": sorted_ranks(mesh.get_group("flat")) if flatten else None,
+        "flat slice": caught(lambda: sorted_ranks(mesh["flat"].get_group())) if flatten else None,
     }
 
 
 @names.due
 def _(mesh, flatten, rank: Rank):
-    named = {"names": Of(names_of(mesh))}
+    names = {"names": Of(dim_names(mesh))}
     if mesh.coord(rank) is None:
-        return named
-    flat = sorted(flat_of(mesh, flatten, rank).ranks) if flatten else None
+        return names
+    flat = sorted(flatten_at(mesh, flatten, rank).ranks) if flatten else None
     return {
-        **named,
+        **names,
         **dict.fromkeys(("group", "local rank", "slice group"), [True] * mesh.ndim),
         "size": mesh.shape,
         **dict.fromkeys(("no group", "no local rank", "no slice"), Refused()),
         "flat group": flat,
-        # torch gives up slices by flattened names
+        # torch deprecates slices by flattened names
         "flat slice": Either((flat, Refused((KeyError,)))) if flatten else None,
     }
 
 
-class ViewField(MeshDims):
+class ViewField(MeshDimsField):
     """A view of the named mesh: ``none`` for the mesh, ``a,c`` for a slice, ``a+c`` for flattened dims."""
 
     takes = "none, or names of dims of the mesh, such as a,c or a+c"
@@ -90,7 +96,7 @@ class ViewField(MeshDims):
 
 def draw_view_copies(limits: Limits) -> SearchStrategy[Case]:
     cases = []
-    for mesh in of_several_dims(limits):
+    for mesh in multi_dim_meshes(limits):
         views = ("none", "a", "b", "a+b") if mesh.ndim == 2 else ("none", "a", "b,c", "a,c", "a+c", "b+c", "a+b+c")
         cases += [fields(mesh=mesh, of=view, how=how) for view in views for how in ("pickle", "deepcopy")]
     return st.sampled_from(cases)
@@ -106,19 +112,20 @@ def draw_view_copies(limits: Limits) -> SearchStrategy[Case]:
     tier="extended",
 )
 def view_copies(mesh: NamedMesh, of: Annotated[str, ViewField()], how: Literal["pickle", "deepcopy"]):
-    """A named mesh, a slice and flattened dims survive pickling and deep copying: equal, read alike, groups kept."""
+    """Pickled and deep-copied meshes, slices and flattened dims are equal to the originals, with the same repr and
+    groups."""
     view = mesh if of == "none" else mesh[tuple(of.replace("+", ",").split(","))]
     if "+" in of:
         view = compat.flatten_mesh(view, "flat")
     if mesh.get_coordinate() is None:
         return {}
-    made = copy.deepcopy(view) if how == "deepcopy" else pickle.loads(pickle.dumps(view))
+    copied = copy.deepcopy(view) if how == "deepcopy" else pickle.loads(pickle.dumps(view))
     first = view.mesh_dim_names[0]
     return {
-        "equality": [made == view, hash(made) == hash(view)],
-        "repr": repr(made) == repr(view),
-        "copy": description(made),
-        "slice": made[first] == view[first] if view.ndim > 1 else None,
+        "equality": [copied == view, hash(copied) == hash(view)],
+        "repr": repr(copied) == repr(view),
+        "copy": describe(copied),
+        "slice": copied[first] == view[first] if view.ndim > 1 else None,
     }
 
 
@@ -127,11 +134,11 @@ def _(mesh, of, rank: Rank):
     text, dims = of
     if mesh.coord(rank) is None:
         return {}
-    view = mesh if text == "none" else flat_of(mesh, dims, rank) if "+" in text else slice_of(mesh, dims, rank)
-    named = ("flat",) if "+" in text else names_of(mesh, dims or None)
+    view = mesh if text == "none" else flatten_at(mesh, dims, rank) if "+" in text else slice_at(mesh, dims, rank)
+    names = ("flat",) if "+" in text else dim_names(mesh, dims or None)
     return {
         "equality": [True, True],
         "repr": Of(True),
-        "copy": described(view, named, rank),
+        "copy": describe_due(view, names, rank),
         "slice": True if view.ndim > 1 else None,
     }

@@ -1,4 +1,4 @@
-"""Laws of what a mesh is made of: a table in any form, backends for some mesh dims, and what no mesh has."""
+"""Laws of the table of ranks from which a mesh is created, of backends for mesh dims, and of invalid views."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Meaningless, Of, Refused, caught
 from shardlaw.conformance.law.fields import KeptNamedMesh, NamedMesh, Rank, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.law.literal import nested_ranks as rows_of
-from shardlaw.conformance.laws.mesh.cases import DOC, all_meshes, ascending, mesh_law
-from shardlaw.conformance.laws.mesh.description import description, sums
-from shardlaw.conformance.laws.mesh.expected import described, names_of, summed
+from shardlaw.conformance.law.literal import nested_ranks
+from shardlaw.conformance.laws.mesh.cases import DOC, all_meshes, ascending_meshes, mesh_law
+from shardlaw.conformance.laws.mesh.description import describe, describe_due, dim_names, reduce_due, reduce_ranks
 
-# how one table is given: each makes it of a nested list
+# forms of a table, from nested lists
 FORMS = {
     "list": lambda rows: rows,
     "int32": lambda rows: torch.tensor(rows, dtype=torch.int32),
@@ -37,7 +36,7 @@ def draw_tables(limits: Limits) -> SearchStrategy[Case]:
     return st.sampled_from([fields(mesh=mesh, table=form) for mesh in all_meshes(limits) for form in FORMS])
 
 
-# of two dims of several ranks in each form: of one row or column all forms but one lie alike
+# on a 2-D mesh without dims of size 1, so that every form has another memory layout
 TABLES = ("mesh=2x2 table=transposed", "mesh=2x2@0,2,1,3 table=transposed",
           *(f"mesh=2x2 table={form}" for form in FORMS if form != "transposed"))  # fmt: skip
 
@@ -53,23 +52,24 @@ TABLES = ("mesh=2x2 table=transposed", "mesh=2x2@0,2,1,3 table=transposed",
     weight=0.4,
 )
 def tables(mesh: KeptNamedMesh, table: Annotated[str, WordField(FORMS)]):
-    """A mesh is that of the numbers of its table, given as lists or as a tensor of any memory; it reads as its dims."""
+    """A mesh depends only on the numbers in its table, given as lists or as a tensor of any memory layout; its repr
+    shows the dims."""
     given = FORMS[table](mesh.mesh.tolist())
-    made = DeviceMesh(mesh.device_type, given, mesh_dim_names=mesh.mesh_dim_names)
-    shown = [f"{name}={size}" in repr(made) for name, size in zip(mesh.mesh_dim_names, mesh.shape, strict=False)]
+    created = DeviceMesh(mesh.device_type, given, mesh_dim_names=mesh.mesh_dim_names)
+    shown = [f"{name}={size}" in repr(created) for name, size in zip(mesh.mesh_dim_names, mesh.shape, strict=False)]
     return {
         "input": torch.as_tensor(given).tolist(),
-        "mesh": description(made),
-        "equality": [made == mesh, hash(made) == hash(mesh)],
-        "repr": [repr(made) == repr(mesh), mesh.device_type in repr(made), *shown],
+        "mesh": describe(created),
+        "equality": [created == mesh, hash(created) == hash(mesh)],
+        "repr": [repr(created) == repr(mesh), mesh.device_type in repr(created), *shown],
     }
 
 
 @tables.due
 def _(mesh, rank: Rank):
     return {
-        "input": rows_of(mesh),
-        "mesh": described(mesh, names_of(mesh), rank),
+        "input": nested_ranks(mesh),
+        "mesh": describe_due(mesh, dim_names(mesh), rank),
         "equality": [True, True],
         "repr": Of([True] * (2 + mesh.ndim)),
     }
@@ -83,15 +83,15 @@ BACKENDS = Literal["name", "number", "some", "unknown", "both"]
     "torch.distributed.device_mesh docs, init_device_mesh (backend_override)",
     "mesh=2x2 by=name",
     needs=("all_reduce",),
-    sweep=lambda limits: [fields(mesh=mesh, by=by) for by in get_args(BACKENDS) for mesh in ascending(limits)],
+    sweep=lambda limits: [fields(mesh=mesh, by=by) for by in get_args(BACKENDS) for mesh in ascending_meshes(limits)],
     sweeps=90,
     weight=0.3,
     tier="extended",
 )
 def init_backend(mesh: KeptNamedMesh, by: BACKENDS):
-    """A backend named for some mesh dims leaves everybody in place; one for a dim that is not there is refused."""
+    """A backend for some mesh dims changes neither the table nor the groups; a backend for a missing dim is refused."""
     names, backend = mesh.mesh_dim_names, dist.get_backend()
-    chosen: Any = {
+    override: Any = {
         "name": dict.fromkeys(names, backend),
         "number": dict.fromkeys(range(mesh.ndim), backend),
         "some": {names[-1]: backend},
@@ -100,12 +100,12 @@ def init_backend(mesh: KeptNamedMesh, by: BACKENDS):
     }[by]
 
     def make():
-        return init_device_mesh(mesh.device_type, tuple(mesh.shape), mesh_dim_names=names, backend_override=chosen)
+        return init_device_mesh(mesh.device_type, tuple(mesh.shape), mesh_dim_names=names, backend_override=override)
 
     if by in ("unknown", "both"):
         return {"refusal": caught(make)}
-    made = make()
-    return {"mesh": description(made), "traffic": sums(made)}
+    created = make()
+    return {"mesh": describe(created), "traffic": reduce_ranks(created)}
 
 
 @init_backend.due
@@ -114,22 +114,22 @@ def _(mesh, by, rank: Rank):
         raise Meaningless("this version of torch has no backend_override")
     if by in ("unknown", "both"):
         return {"refusal": Refused()}
-    return {"mesh": described(mesh, names_of(mesh), rank), "traffic": summed(mesh, rank)}
+    return {"mesh": describe_due(mesh, dim_names(mesh), rank), "traffic": reduce_due(mesh, rank)}
 
 
-def turned(mesh):
-    """The mesh of the same shape and names whose ranks stand in the other order."""
+def reversed_mesh(mesh):
+    """The mesh of the same shape and names with the ranks in reverse order."""
     return DeviceMesh(
         mesh.device_type, mesh.mesh.flatten().flip(0).reshape(mesh.shape), mesh_dim_names=mesh.mesh_dim_names
     )
 
 
-def cut(mesh, name):
-    """The mesh with its dim 1 cut into one of size 1, which has the name, and the rest."""
+def unflatten_unit_dim(mesh, name):
+    """The mesh with dim 1 unflattened into ``name``, of size 1, and ``q``."""
     return compat.unflatten_mesh(mesh, 1, (1, mesh.size(1)), (name, "q"))
 
 
-# what no mesh has: ``mesh`` has the dims a, b, ..., ``bare`` the same table without names
+# invalid calls on ``mesh``, with the dims a, b, ..., and on ``bare``, with the same table and no names
 VIEW_REFUSALS = {
     "flatten-unnamed": lambda mesh, bare: compat.flatten_mesh(bare, "flat"),
     "flatten-taken": lambda mesh, bare: compat.flatten_mesh(mesh, "a"),
@@ -143,10 +143,10 @@ VIEW_REFUSALS = {
     "group-unnamed": lambda mesh, bare: bare.get_group("a"),
     "rank-far": lambda mesh, bare: mesh.get_local_rank(7),
     "size-far": lambda mesh, bare: mesh.size(7),
-    "join-others": lambda mesh, bare: compat.concatenate_meshes([mesh["a"], turned(mesh)["b"]]),
+    "join-others": lambda mesh, bare: compat.concatenate_meshes([mesh["a"], reversed_mesh(mesh)["b"]]),
     "unflatten-taken": lambda mesh, bare: compat.unflatten_mesh(mesh, 1, (1, mesh.size(1)), ("a", "q")),
-    "flatten-as-cut": lambda mesh, bare: compat.flatten_mesh(cut(mesh, "p"), "p"),
-    "cut-as-flat": lambda mesh, bare: (compat.flatten_mesh(mesh, "f"), cut(mesh, "f")),
+    "flatten-as-cut": lambda mesh, bare: compat.flatten_mesh(unflatten_unit_dim(mesh, "p"), "p"),
+    "cut-as-flat": lambda mesh, bare: (compat.flatten_mesh(mesh, "f"), unflatten_unit_dim(mesh, "f")),
 }
 
 
@@ -156,11 +156,11 @@ def sweep_view_refusals(limits: Limits) -> list[Case]:
         for mesh in ("2x2", "1x2", "2x1", "1x3", "2x1x2")
         for attempt in VIEW_REFUSALS
     ]
-    return [case for case in cases if case.world <= limits.world_size and differs(case)]
+    return [case for case in cases if case.world <= limits.world_size and must_refuse(case)]
 
 
-def differs(case: Case) -> bool:
-    """Whether two flattenings are two: flattened dims of size 1 add nothing."""
+def must_refuse(case: Case) -> bool:
+    """Whether the two flattened meshes of an attempt differ: dims of size 1 do not count."""
     attempt, mesh = case.get("attempt"), case.mesh()
     if attempt == "flatten-other":
         return mesh.shape[1] < mesh.size
@@ -178,13 +178,14 @@ def differs(case: Case) -> bool:
     tier="extended",
 )
 def view_refusals(mesh: NamedMesh, attempt: Annotated[str, WordField(VIEW_REFUSALS)]):
-    """Views by missing names or numbers, of other sizes, or under a taken name are refused; the mesh is as it was."""
+    """Views of missing dims, of wrong sizes or under a used name are refused, and the mesh is unchanged."""
     bare = DeviceMesh(mesh.device_type, mesh.mesh)
     before = hash(mesh), repr(mesh), mesh.mesh.tolist()
     got = caught(lambda: VIEW_REFUSALS[attempt](mesh, bare))
-    return {"refusal": got, "afterwards": (hash(mesh), repr(mesh), mesh.mesh.tolist()) == before, "traffic": sums(mesh)}
+    unchanged = (hash(mesh), repr(mesh), mesh.mesh.tolist()) == before
+    return {"refusal": got, "afterwards": unchanged, "traffic": reduce_ranks(mesh)}
 
 
 @view_refusals.due
 def _(mesh, rank: Rank):
-    return {"refusal": Refused(), "afterwards": True, "traffic": summed(mesh, rank)}
+    return {"refusal": Refused(), "afterwards": True, "traffic": reduce_due(mesh, rank)}

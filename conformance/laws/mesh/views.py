@@ -1,4 +1,4 @@
-"""Laws of what is made from a mesh: slices, flattened dims, unflattened dims."""
+"""Laws of slices, flattened dims and unflattened dims of a mesh."""
 
 from __future__ import annotations
 
@@ -18,8 +18,17 @@ from shardlaw.conformance.law.fields import DIM_NAMES, Device, MeshTable, NamedM
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import nested_ranks
 from shardlaw.conformance.laws.mesh.cases import DOC, Dims, all_meshes, mesh_law
-from shardlaw.conformance.laws.mesh.description import description, gathered, sums
-from shardlaw.conformance.laws.mesh.expected import described, flat_of, lines, names_of, slice_of, summed
+from shardlaw.conformance.laws.mesh.description import (
+    describe,
+    describe_due,
+    dim_names,
+    dim_ranks,
+    flatten_at,
+    gather_ranks,
+    reduce_due,
+    reduce_ranks,
+    slice_at,
+)
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
 
@@ -28,77 +37,70 @@ FLATTEN = "torch.distributed.device_mesh, docstring of DeviceMesh._flatten"
 
 
 def meshes(limits: Limits) -> list[Mesh]:
-    """The palette, and in larger worlds the larger meshes, of several dims."""
+    """The meshes of several dims: those of :func:`draws.meshes` by weight, and the larger ones."""
     return [
         *draws.meshes(limits, dims=(2, 3)),
         *(mesh for mesh in all_meshes(limits) if mesh.ndim > 1 and mesh.size > 4),
     ]
 
 
-def some(names: tuple[str, ...], least: int, most: int) -> SearchStrategy[tuple[str, ...]]:
-    """Some names, in order."""
-    return st.sampled_from(
-        [chosen for count in range(least, most + 1) for chosen in itertools.combinations(names, count)]
-    )
+def subsequences(names: tuple[str, ...], min_size: int, max_size: int) -> SearchStrategy[tuple[str, ...]]:
+    """``min_size`` to ``max_size`` of the names, in order."""
+    sizes = range(min_size, max_size + 1)
+    return st.sampled_from([chosen for size in sizes for chosen in itertools.combinations(names, size)])
 
 
-def draw_slice(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(meshes(limits)))
-        return fields(mesh=mesh, slice=draw(some(names_of(mesh), 1, mesh.ndim)))
-
-    return case()
+@st.composite
+def draw_slice(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(st.sampled_from(meshes(limits)))
+    return fields(mesh=mesh, slice=draw(subsequences(dim_names(mesh), 1, mesh.ndim)))
 
 
 @mesh_law(
     "slice", SLICES, "mesh=2x2 slice=b", needs=("all_gather",), draw=draw_slice, draws=30, members=True, weight=0.5
 )
-def part(mesh: NamedMesh, slice_: Dims):
-    """A slice by names is the part of the table through this rank that these dims span, with their groups."""
-    part = mesh[slice_]
-    return {"slice": description(part), "traffic": [sorted(ranks) for ranks in gathered(part)]}
+def slice_by_names(mesh: NamedMesh, slice_: Dims):
+    """A slice by names has the ranks of the table along these dims through this rank, and the groups of these dims."""
+    view = mesh[slice_]
+    return {"slice": describe(view), "traffic": [sorted(ranks) for ranks in gather_ranks(view)]}
 
 
-@part.due
+@slice_by_names.due
 def _(mesh, slice_, rank: Rank):
-    part = slice_of(mesh, slice_, rank)
+    view = slice_at(mesh, slice_, rank)
     return {
-        "slice": described(part, names_of(mesh, slice_), rank),
-        "traffic": [sorted(line) for line in lines(part, rank)],
+        "slice": describe_due(view, dim_names(mesh, slice_), rank),
+        "traffic": [sorted(ranks) for ranks in dim_ranks(view, rank)],
     }
 
 
-def draw_compose(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(meshes(limits)))
-        outer = draw(some(names_of(mesh), 2, mesh.ndim))
-        return fields(mesh=mesh, slice=outer, of=draw(some(outer, 1, len(outer))))
-
-    return case()
+@st.composite
+def draw_compose(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(st.sampled_from(meshes(limits)))
+    outer = draw(subsequences(dim_names(mesh), 2, mesh.ndim))
+    return fields(mesh=mesh, slice=outer, of=draw(subsequences(outer, 1, len(outer))))
 
 
 @mesh_law("slice-compose", SLICES, "mesh=1x2x2 slice=a,c of=c", draw=draw_compose, draws=24, members=True, weight=0.4)
 def slice_of_slice(mesh: NamedMesh, slice_: Dims, of: Dims):
-    """A slice of a slice is the slice of the mesh, equal and of equal hash, however often it is taken."""
-    direct, nested, again, whole = mesh[of], mesh[slice_][of], mesh[of], mesh[mesh.mesh_dim_names]
+    """A slice of a slice equals the slice of the mesh, repeated slices are equal, and so are their hashes."""
+    direct, nested, repeated, full = mesh[of], mesh[slice_][of], mesh[of], mesh[mesh.mesh_dim_names]
     return {
-        "nested": description(nested),
-        "direct": description(direct),
+        "nested": describe(nested),
+        "direct": describe(direct),
         "equality": direct == nested,
         "hash": hash(direct) == hash(nested),
-        "again": [direct == again, hash(direct) == hash(again)],
-        "whole": [whole == mesh, hash(whole) == hash(mesh)],
+        "again": [direct == repeated, hash(direct) == hash(repeated)],
+        "whole": [full == mesh, hash(full) == hash(mesh)],
     }
 
 
 @slice_of_slice.due
 def _(mesh, of, rank: Rank):
-    part = described(slice_of(mesh, of, rank), names_of(mesh, of), rank)
+    view = describe_due(slice_at(mesh, of, rank), dim_names(mesh, of), rank)
     return {
-        "nested": part,
-        "direct": part,
+        "nested": view,
+        "direct": view,
         "equality": True,
         "hash": True,
         "again": [True, True],
@@ -106,8 +108,8 @@ def _(mesh, of, rank: Rank):
     }
 
 
-# names that no ascending slice has
-ODD_SLICES = Literal["z", "a,z", "z,a", "b,z", "z,b", "a,b,z", "a,a", "b,b", "none", "b,a"]
+# unknown, repeated or descending names; none: of a mesh without names
+INVALID_SLICES = Literal["z", "a,z", "z,a", "b,z", "z,b", "a,b,z", "a,a", "b,b", "none", "b,a"]
 
 
 @mesh_law(
@@ -115,37 +117,39 @@ ODD_SLICES = Literal["z", "a,z", "z,a", "b,z", "z,b", "a,b,z", "a,a", "b,b", "no
     SLICES,
     "mesh=2x2 slice=a,z",
     sweep=texts(
-        *(f"mesh={mesh} slice={odd}" for mesh in ("2x2", "1x2x2", "1x2", "2x1", "1x3") for odd in get_args(ODD_SLICES))
+        *(
+            f"mesh={mesh} slice={names}"
+            for mesh in ("2x2", "1x2x2", "1x2", "2x1", "1x3")
+            for names in get_args(INVALID_SLICES)
+        )
     ),
     sweeps=32,
     weight=0.3,
 )
-def odd_slice(mesh: MeshTable, slice_: ODD_SLICES, device: Device):
-    """A slice by an unknown name, a name twice, or without names is refused; other orders are refused or honoured."""
+def invalid_slice(mesh: MeshTable, slice_: INVALID_SLICES, device: Device):
+    """A slice by an unknown or repeated name, or of a mesh without names, is refused; another order of names is refused
+    or kept."""
     table = torch.tensor(mesh)
-    live = DeviceMesh(device.type, table, mesh_dim_names=None if slice_ == "none" else ("a", "b", "c")[: table.ndim])
+    root = DeviceMesh(device.type, table, mesh_dim_names=None if slice_ == "none" else ("a", "b", "c")[: table.ndim])
     names = ("a",) if slice_ == "none" else tuple(slice_.split(","))
-    part = caught(lambda: live[names if len(names) > 1 else names[0]])
-    return {"slice": part if isinstance(part, Exception) else description(part)}
+    view = caught(lambda: root[names if len(names) > 1 else names[0]])
+    return {"slice": view if isinstance(view, Exception) else describe(view)}
 
 
-@odd_slice.due
+@invalid_slice.due
 def _(mesh, slice_, rank: Rank):
     refused = Refused((KeyError, RuntimeError, ValueError))
-    turned = described(slice_of(mesh, (1, 0), rank), ("b", "a"), rank)
-    return {"slice": Either((turned, refused)) if slice_ == "b,a" else refused}
+    transposed = describe_due(slice_at(mesh, (1, 0), rank), ("b", "a"), rank)
+    return {"slice": Either((transposed, refused)) if slice_ == "b,a" else refused}
 
 
-def draw_flatten(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(meshes(limits)))
-        whole = mesh.size <= max(mesh.ranks)  # ranks outside cannot name a part of the table that is theirs
-        named = draw(st.sampled_from([None, None, None, "default", "default" if whole else "itself"]))
-        least, most = (1, 1) if named == "itself" else (mesh.ndim if whole else 2, mesh.ndim)
-        return fields(mesh=mesh, flatten=draw(some(names_of(mesh), least, most)), named=named)
-
-    return case()
+@st.composite
+def draw_flatten(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(st.sampled_from(meshes(limits)))
+    all_dims = mesh.size <= max(mesh.ranks)  # a rank outside the mesh has no slice of some dims
+    named = draw(st.sampled_from([None, None, None, "default", "default" if all_dims else "itself"]))
+    least, most = (1, 1) if named == "itself" else (mesh.ndim if all_dims else 2, mesh.ndim)
+    return fields(mesh=mesh, flatten=draw(subsequences(dim_names(mesh), least, most)), named=named)
 
 
 @mesh_law(
@@ -159,34 +163,35 @@ def draw_flatten(limits: Limits) -> SearchStrategy[Case]:
     tier="extended",
 )
 def flatten(mesh: NamedMesh, flatten: Dims, named: Literal["default", "itself"] | None = None):
-    """Flattened dims, neighbours or not, are one dim over their ranks row by row, the same mesh and group each time."""
-    part = mesh if len(flatten) == mesh.ndim else mesh[flatten]
+    """Flattened dims, adjacent or not, are one dim of their ranks in row-major order, with the same mesh and group each
+    time."""
+    view = mesh if len(flatten) == mesh.ndim else mesh[flatten]
     name = None if named else "flat"
-    flat, again = compat.flatten_mesh(part, name), compat.flatten_mesh(part, name)
-    found = {"again": [flat == again, hash(flat) == hash(again)], "flatten": description(flat)}
+    flat, repeated = compat.flatten_mesh(view, name), compat.flatten_mesh(view, name)
+    found = {"again": [flat == repeated, hash(flat) == hash(repeated)], "flatten": describe(flat)}
     if mesh.get_coordinate() is None:
         return found
-    taken = next(name for name in mesh.mesh_dim_names if len(flatten) > 1 or name != flatten)
+    used_name = next(name for name in mesh.mesh_dim_names if len(flatten) > 1 or name != flatten)
     return found | {
-        "itself": flat is part if len(flatten) == 1 else None,
-        "group": flat.get_group() is again.get_group(),
-        "traffic": sums(flat),
+        "itself": flat is view if len(flatten) == 1 else None,
+        "group": flat.get_group() is repeated.get_group(),
+        "traffic": reduce_ranks(flat),
         "origin": [mesh.mesh.tolist(), mesh.mesh_dim_names],
-        "name": caught(lambda: compat.flatten_mesh(part, taken)),
+        "name": caught(lambda: compat.flatten_mesh(view, used_name)),
     }
 
 
 @flatten.due
 def _(mesh, flatten, named, rank: Rank):
-    flat, names = flat_of(mesh, flatten, rank), names_of(mesh, flatten)
-    found = {"again": [True, True], "flatten": described(flat, ("_".join(names),) if named else ("flat",), rank)}
+    flat, names = flatten_at(mesh, flatten, rank), dim_names(mesh, flatten)
+    found = {"again": [True, True], "flatten": describe_due(flat, ("_".join(names),) if named else ("flat",), rank)}
     if mesh.coord(rank) is None:
         return found
     return found | {
         "itself": True if len(flatten) == 1 else None,
         "group": True,
-        "traffic": summed(flat, rank),
-        "origin": Of([nested_ranks(mesh), names_of(mesh)], "wrong-layout"),
+        "traffic": reduce_due(flat, rank),
+        "origin": Of([nested_ranks(mesh), dim_names(mesh)], "wrong-layout"),
         "name": Refused((ValueError, RuntimeError, KeyError)),
     }
 
@@ -205,15 +210,15 @@ UNFLATTENED = ("2 2x1", "2 1x2", "3 3x1", "3 1x3", "4 2x2", "4 4x1", "4 2x1x2", 
     tier="extended",
 )
 def unflatten(mesh: MeshTable, sizes: Shape, device: Device):
-    """A dim cut into several holds its ranks row by row, and flattens back to the dim."""
+    """Unflattened dims have the ranks of the dim in row-major order, and flatten to that dim again."""
     flat = DeviceMesh(device.type, mesh, mesh_dim_names=("flat",))
     cut = compat.unflatten_mesh(flat, 0, sizes, ("a", "b", "c")[: len(sizes)])
     back = compat.flatten_mesh(cut, "back")
     longer = caught(lambda: compat.unflatten_mesh(flat, 0, (len(mesh) + 1, 1), ("p", "q")))
-    return {"unflatten": description(cut), "back": description(back), "size": longer}
+    return {"unflatten": describe(cut), "back": describe(back), "size": longer}
 
 
 @unflatten.due
 def _(mesh, sizes, rank: Rank):
-    cut = described(Mesh(sizes, mesh.ranks), DIM_NAMES[: len(sizes)], rank)
-    return {"unflatten": cut, "back": described(mesh, ("back",), rank), "size": Refused()}
+    cut = describe_due(Mesh(sizes, mesh.ranks), DIM_NAMES[: len(sizes)], rank)
+    return {"unflatten": cut, "back": describe_due(mesh, ("back",), rank), "size": Refused()}

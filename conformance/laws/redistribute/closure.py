@@ -1,5 +1,5 @@
-"""Laws of what may be done to contributions: linear calls keep them, all others reduce them first, or refuse; and of
-those that a lookup in a table that is sharded by rows leaves."""
+"""Laws of ops on pending reductions: linear ops may apply to the contributions, all others reduce them first or refuse;
+and of lookups in an embedding table that is sharded by rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global
 from shardlaw.conformance.law.fields import Placements
 from shardlaw.conformance.law.law import Law, Limits
-from shardlaw.conformance.laws.redistribute.values import with_pending
+from shardlaw.conformance.laws.redistribute.values import draw_pending
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.derived import CallField, Derived, operand
 from shardlaw.reference.placement import Partial, Placement, Replicate, Shard
@@ -26,7 +26,7 @@ from shardlaw.strategies import shapes
 
 DOC = "torch.distributed.tensor docs, Partial: the value of a DTensor is the reduction of its contributions"
 
-# calls on x, on y that is placed as x is, and on r that is replicated where x is pending
+# calls on x, on y with the same placements, and on r, which is replicated where x is pending
 LINEAR = {
     "add": "x + y",
     "sub": "x - y",
@@ -52,7 +52,7 @@ LINEAR = {
     "shift": "x + 1",
     "shift-left": "1 - x",
 }
-# what leaves a sum or an average pending without any collective
+# calls that keep a sum or an average pending, without a collective
 KEEPS = ("add", "sub", "twice", "scale", "scale-float", "halve", "neg", "product", "double")
 NONLINEAR = {
     "product": "x * y",
@@ -97,8 +97,8 @@ CALLS = {
 }
 
 
-class CallOfLaw(CallField):
-    """The name of one of the calls of the case's law."""
+class LawCallField(CallField):
+    """The name of a call of the case's law."""
 
     def __init__(self) -> None:
         super().__init__("x, y, r", {**LINEAR, **NONLINEAR, **EXTREME})
@@ -107,25 +107,25 @@ class CallOfLaw(CallField):
         return CALLS[case.law].read(case, name)
 
 
-def _other(name: str, seed: int) -> Derived:
-    """``y`` or ``r`` beside ``x``, of other values; none where the call does not name it."""
+def _second_operand(name: str, seed: int) -> Derived:
+    """The operand ``y`` or ``r``, with other values than ``x``; ``None`` if the call does not use it."""
 
-    def of(case: Case) -> Global | None:
+    def read_case(case: Case) -> Global | None:
         if not re.search(rf"\b{name}\b", CALLS[case.law].read(case, "call").text):
             return None
         spec = case.tensor("x")
-        whole = (Replicate() if name == "r" and isinstance(p, Partial) else p for p in spec.placements or ())
-        return Global.of(TensorSpec(spec.shape, tuple(whole), fill="small"), case.mesh(), case.seed + seed)
+        at = (Replicate() if name == "r" and isinstance(p, Partial) else p for p in spec.placements or ())
+        return Global.of(TensorSpec(spec.shape, tuple(at), fill="small"), case.mesh(), case.seed + seed)
 
-    return Derived(of)
-
-
-Call = Annotated[Callable[..., Any], CallOfLaw()]
-Y = Annotated[DTensor, _other("y", 1)]
-R = Annotated[DTensor, _other("r", 2)]
+    return Derived(read_case)
 
 
-def drawing(
+Call = Annotated[Callable[..., Any], LawCallField()]
+Y = Annotated[DTensor, _second_operand("y", 1)]
+R = Annotated[DTensor, _second_operand("r", 2)]
+
+
+def draw_calls(
     calls: Iterable[str], ops: tuple[str, ...], fills: tuple[str, ...] = ("distinct",)
 ) -> Callable[[Limits], st.SearchStrategy[Case]]:
     """Cases of a tensor with a pending reduction and a call on it."""
@@ -134,7 +134,7 @@ def drawing(
     def case(draw: st.DrawFn, limits: Limits) -> Case:
         mesh = draw(st.sampled_from(draws.meshes(limits, tables=False, outside=False, least=2)))
         shape, op = draw(shapes(min_dims=1, min_size=1)), draw(st.sampled_from(ops))
-        x = TensorSpec(shape, with_pending(draw, mesh, len(shape), op), fill=draw(st.sampled_from(fills)))
+        x = TensorSpec(shape, draw_pending(draw, mesh, len(shape), op), fill=draw(st.sampled_from(fills)))
         return fields(mesh=mesh, x=x, call=draw(st.sampled_from(tuple(calls))), seed=draw(draws.seeds()))
 
     return case
@@ -144,21 +144,21 @@ def features_of_call(case: Case) -> set[str]:
     return {"reused"} if case.get("call") in ("twice", "square", "where") else set()
 
 
-def called(x: DTensor, y: Y, r: R, call: Call):
+def apply_call(x: DTensor, y: Y, r: R, call: Call):
     return call(x, y, r)
 
 
-def of_the_values(x: Global, y, r, call):
-    """Whatever the result claims to be, it denotes the call on the values, not on the contributions."""
-    operands = (None if one is None else one.full for one in (x, y, r))
+def value_due(x: Global, y, r, call):
+    """With any placements, the result has the value of the call on the values of the operands, not on contributions."""
+    operands = (operand and operand.full for operand in (x, y, r))
     return Claimed(call(*operands), x.mesh, call.exact)
 
 
-def calling_law(id: str, clause: str, **record: Any) -> Law:
+def pending_law(id: str, clause: str, **record: Any) -> Law:
     """A law of calls on a tensor with a pending reduction."""
-    of = law(id, clause=clause, source=DOC, features=features_of_call, draws=29, **record)(called)
-    of.due(of_the_values)
-    return of
+    made = law(id, clause=clause, source=DOC, features=features_of_call, draws=29, **record)(apply_call)
+    made.due(value_due)
+    return made
 
 
 @law(
@@ -166,13 +166,13 @@ def calling_law(id: str, clause: str, **record: Any) -> Law:
     source="torch.distributed.tensor._ops._pointwise_ops: linear pointwise ops keep Partial",
     control="mesh=2x2 x=5x3:P(sum),S(0) call=scale",
     features=features_of_call,
-    draw=drawing(KEEPS, ("sum", "avg")),
+    draw=draw_calls(KEEPS, ("sum", "avg")),
     draws=18,
     weight=0.3,
     tier="advisory",
 )
 def linear_kept(x: DTensor, y: Y, r: R, call: Call):
-    """A linear map of a pending sum or average is done to the contributions, without any collective."""
+    """A linear op on a pending sum or average applies to the contributions, without a collective."""
     with compat.CommDebugMode() as traffic:
         mapped = call(x, y, r)
     return {"collectives": traffic.get_total_counts(), "kept": mapped}
@@ -180,10 +180,9 @@ def linear_kept(x: DTensor, y: Y, r: R, call: Call):
 
 @linear_kept.due
 def _(x: Global, y, r, call):
-    return {"collectives": 0, "kept": x.holding(of_the_values(x, y, r, call).full)}
+    return {"collectives": 0, "kept": x.holding(value_due(x, y, r, call).full)}
 
 
-MASKED = "torch.distributed.tensor.placement_types, docstring of _MaskPartial: row-wise sharded embedding"
 USES = ("twice", "both", "apart", "then")
 
 
@@ -196,15 +195,15 @@ def draw_masked(draw: st.DrawFn, limits: Limits) -> Case:
     for dim in range(mesh.ndim):
         kind = "rows" if dim == rowwise else draw(st.sampled_from(["none", "batch", "columns"]))
         table.append({"rows": Shard(0), "columns": Shard(1)}.get(kind, Replicate()))
-        kept: list[Placement] = (
+        unsharded: list[Placement] = (
             [Replicate(), Replicate(), Partial("sum"), Partial("max")] if kind == "rows" else [Replicate()]
         )
-        at.append(Shard(draw(st.integers(0, len(index) - 1))) if kind == "batch" else draw(st.sampled_from(kept)))
-    goals: list[Placement] = [Replicate(), *map(Shard, range(len(index) + 1))]
-    to = tuple(draw(st.sampled_from(goals)) for _ in range(mesh.ndim))
+        at.append(Shard(draw(st.integers(0, len(index) - 1))) if kind == "batch" else draw(st.sampled_from(unsharded)))
+    targets: list[Placement] = [Replicate(), *map(Shard, range(len(index) + 1))]
+    out = tuple(draw(st.sampled_from(targets)) for _ in range(mesh.ndim))
     w, i = TensorSpec((rows, columns), tuple(table)), TensorSpec(index, tuple(at), "int64", f"index{rows}")
     use = draw(st.sampled_from(("once", "once", *USES)))
-    return fields(mesh=mesh, w=w, i=i, out=to, use=use, seed=draw(draws.seeds()))
+    return fields(mesh=mesh, w=w, i=i, out=out, use=use, seed=draw(draws.seeds()))
 
 
 def features_masked(case: Case) -> set[str]:
@@ -212,28 +211,28 @@ def features_masked(case: Case) -> set[str]:
     sides = case.mesh().shape, case.tensor("w").placements or (), index.placements or (), case.placements("out")
     by_dim = [*zip(*sides, strict=True)]
     rows = {Shard(dim) for dim in range(len(index.shape))}
-    # a shard that is nested in one of these is gathered too
-    goals = {to for size, table, _, to in by_dim if table == Shard(0) and size > 1}
+    # shards that are nested in one of these are gathered too
+    targets = {to for size, table, _, to in by_dim if table == Shard(0) and size > 1}
     others = [(at, to) for _, table, at, to in by_dim if table != Shard(0)]
-    if goals and any(not rows.isdisjoint((at, to)) and (at != to or at in goals) for at, to in others):
+    if targets and any(not rows.isdisjoint((at, to)) and (at != to or at in targets) for at, to in others):
         found.add("masked-rows-moved")
     return found
 
 
-def _second(case: Case) -> Global | None:
-    """The indices of a second lookup, while the first is pending or then: the same, or others of the same shape."""
+def _second_indices(case: Case) -> Global | None:
+    """The indices of a second lookup: those of the first (``both``), or others of the same shape."""
     seeds = {"both": case.seed, "apart": case.seed + 1, "then": case.seed + 1}
     return operand(case.with_fields(seed=seeds[case.get("use")]), "i") if case.get("use") in seeds else None
 
 
 @law(
     "redistribute.masked",
-    source=MASKED,
+    source="torch.distributed.tensor.placement_types, docstring of _MaskPartial: row-wise sharded embedding",
     control="mesh=2 w=5x3:S(0) i=4:R:int64:index5 out=R use=once",
     features=features_masked,
     draw=draw_masked,
     draws=48,
-    # a mask is over when its lookup is summed, in whichever way: the next one has its own
+    # the reduction of a lookup, of any kind, must drop its mask: the next lookup has another
     sweep=texts(
         *(
             f"mesh=2 w=5x4:S(0) i={shape}:R:int64:index5 out={out} use=then"
@@ -247,11 +246,11 @@ def _second(case: Case) -> Global | None:
 def masked(
     w: DTensor,
     i: DTensor,
-    j: Annotated[DTensor, Derived(_second)],
+    j: Annotated[DTensor, Derived(_second_indices)],
     out: Placements,
     use: Literal["once", "twice", "both", "apart", "then"],
 ):
-    """A lookup in a table that is sharded by rows gives, once summed, each row as the rank that has it holds it."""
+    """A lookup in an embedding table that is sharded by rows gives, once reduced, the right row for every index."""
     lookup: Any = functional.embedding
     found: list[Any] = [lookup(i, w)]
     if use == "then":
@@ -262,36 +261,37 @@ def masked(
         try:
             found.append(lookup(j, w))
         except RuntimeError:
-            found[0].redistribute(placements=out)  # so that no later lookup meets its mask
+            found[0].redistribute(placements=out)  # drops its mask, which would break later lookups
             raise
     return [rows.redistribute(placements=out) for rows in found]
 
 
 @masked.due
 def _(w: Global, i: Global, j, out, use):
-    found = [functional.embedding(one.full, w.full) for one in {"once": [i], "twice": [i, i]}.get(use, [i, j])]
-    return [w.holding(rows).under(out) for rows in found]
+    indices = {"once": [i], "twice": [i, i]}.get(use, [i, j])
+    return [w.holding(functional.embedding(index.full, w.full)).under(out) for index in indices]
 
 
 LAWS = (
-    calling_law(
+    pending_law(
         "redistribute.linear",
-        "Sums, scalings and other linear and affine maps of a pending sum or average denote the map of its value.",
+        "Linear and affine ops on a pending sum or average give the value of the op on the reduced tensor.",
         control="mesh=2x2 x=5x3:P(sum),S(0) call=affine",
-        draw=drawing(LINEAR, ("sum", "avg"), ("distinct", "distinct", "small", "unit", "zeros")),
+        draw=draw_calls(LINEAR, ("sum", "avg"), ("distinct", "distinct", "small", "unit", "zeros")),
     ),
-    calling_law(
+    pending_law(
         "redistribute.nonlinear",
-        "What is not linear reduces pending contributions first, or refuses; it is never done to the contributions.",
+        "Nonlinear ops on a pending reduction reduce it first, or are refused; they never apply to the contributions.",
         control="mesh=2x2 x=5x3:P(sum),S(0) call=product",
-        draw=drawing(NONLINEAR, ("sum", "sum", "avg", "product"), ("distinct", "small", "unit", "zeros")),
+        draw=draw_calls(NONLINEAR, ("sum", "sum", "avg", "product"), ("distinct", "small", "unit", "zeros")),
         refusal="allowed",
     ),
-    calling_law(
+    pending_law(
         "redistribute.extreme",
-        "Monotone calls keep a pending extreme, antitone ones make the other of it; all other calls reduce it first.",
+        "Ops on a pending maximum or minimum give the value of the op on the reduced tensor: increasing ops keep the "
+        "reduction, decreasing ops swap maximum and minimum, all others reduce first.",
         control="mesh=2x2 x=5x3:P(max),S(0) call=neg",
-        draw=drawing(EXTREME, ("max", "min"), ("distinct", "distinct", "small", "unit", "zeros")),
+        draw=draw_calls(EXTREME, ("max", "min"), ("distinct", "distinct", "small", "unit", "zeros")),
         refusal="allowed",
     ),
 )

@@ -1,4 +1,4 @@
-"""Laws over all pairs of placements: where each ends, what it may communicate, and that it settles."""
+"""Laws over all pairs of placements, and of the number of collectives that a redistribution runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import AtMost, Global
 from shardlaw.conformance.law.fields import Placements
 from shardlaw.conformance.law.law import Law, Limits
-from shardlaw.conformance.laws.redistribute.placements import DOC, moving, moving_law, to_elements, under_target
-from shardlaw.conformance.laws.redistribute.views import OnViews
+from shardlaw.conformance.laws.redistribute.placements import (
+    DOC,
+    draw_moves,
+    draw_moves_to_values,
+    moving_law,
+    under_target,
+)
+from shardlaw.conformance.laws.redistribute.views import OnViewsField
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.derived import CallField
 from shardlaw.reference.layout import Layout
@@ -28,7 +34,7 @@ from shardlaw.strategies import shapes
 from shardlaw.strategies.placements import placements
 from shardlaw.strategies.redistributions import placement_pairs
 
-# meshes, the shapes that are put on them, and of how many pairs of placements one is kept: (mesh, shapes, one in)
+# (mesh, shapes, step): every step-th pair of placements is tried
 PLAIN = (
     ("2", ("5x3", "4x4", "1x2"), 1),
     ("3", ("5x3", "7x4", "2x1", "0x3"), 1),
@@ -49,40 +55,40 @@ PLAIN = (
     ("1x2@1,3", ("3x5",), 12),
 )
 STRIDED = (("2", ("5x3", "4x6", "12x1"), 1), ("3", ("7x3",), 1), ("2x2", ("8x5",), 7), ("1x2", ("5x3",), 24))
-STEP = 0.6180339887498949
+GOLDEN_RATIO = 0.6180339887498949
 
 
-def _cases(text: str, shape: str, one_in: int, strided: bool) -> Iterator[Case]:
+def _pair_cases(text: str, shape: str, step: int, strided: bool) -> Iterator[Case]:
     mesh, kinds = Mesh.parse(text), ("R", "S", "_S", "P") if strided else ("R", "S", "P")
     pairs = placement_pairs(mesh.ndim, 2, kinds=kinds)
-    wanted = (pair for pair in pairs if strided == any(isinstance(p, StridedShard) for at in pair for p in at))
-    for source, to in itertools.islice(wanted, 0, None, one_in):
+    chosen = (pair for pair in pairs if strided == any(isinstance(p, StridedShard) for at in pair for p in at))
+    for source, to in itertools.islice(chosen, 0, None, step):
         yield fields(mesh=mesh, x=f"{shape}:{format_placements(source)}", to=to)
 
 
 def sweep_pairs(limits: Limits) -> list[Case]:
-    """Every pair, in an order in which each beginning of the list is an even sample of the whole."""
+    """Every pair, in an order in which the first cases, however many, are spread evenly over all."""
     cases = [
         case
         for table, strided in ((PLAIN, False), (STRIDED, True))
-        for mesh, extents, one_in in table
+        for mesh, mesh_shapes, step in table
         if max(Mesh.parse(mesh).ranks) < limits.world_size
-        for shape in extents
-        for case in _cases(mesh, shape, one_in, strided)
+        for shape in mesh_shapes
+        for case in _pair_cases(mesh, shape, step, strided)
     ]
-    return [case for _, case in sorted(enumerate(cases), key=lambda numbered: numbered[0] * STEP % 1)]
+    return [case for _, case in sorted(enumerate(cases), key=lambda numbered: numbered[0] * GOLDEN_RATIO % 1)]
 
 
 @law(
     "redistribute.idempotent",
     source=DOC,
     control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(0)",
-    draw=moving(kinds=("R", "S", "_S"), tables=False),
+    draw=draw_moves(kinds=("R", "S", "_S"), tables=False),
     draws=50,
     weight=0.5,
 )
 def idempotent(x: DTensor, to: Placements):
-    """What was redistributed and is asked for the same placements again moves nothing and stays what it is."""
+    """A second redistribution to the same placements runs no collective and changes nothing."""
     first = x.redistribute(placements=to)
     with compat.CommDebugMode() as traffic:
         second = first.redistribute(placements=to)
@@ -95,7 +101,6 @@ def _(x: Global, to):
     return {"collectives": 0, "again": x.under(to), "unchanged": True}
 
 
-# what a sequence of placements may be
 SEQUENCES = {
     "tuple": "tuple(placements)",
     "iterator": "iter(placements)",
@@ -108,20 +113,20 @@ SEQUENCES = {
     "redistribute.sequences",
     source=f"{DOC} (placements: a sequence)",
     control="mesh=2 x=5x6:S(0) to=S(1) given=generator",
-    draw=to_elements(extra={"given": st.sampled_from(sorted(SEQUENCES))}),
+    draw=draw_moves_to_values(extra={"given": st.sampled_from(sorted(SEQUENCES))}),
     draws=30,
     weight=0.3,
     refusal="allowed",
 )
 def sequences(x: DTensor, to: Placements, given: Annotated[Callable[..., Any], CallField("placements", SEQUENCES)]):
-    """The placements of a redistribution are a sequence of any kind: a tuple, an iterator, a generator."""
+    """The placements of a redistribution may be a tuple, an iterator, a generator or a map."""
     return x.redistribute(placements=given(to))
 
 
 sequences.due(under_target)
 
-# on a 2x2 mesh, what each pair takes at most: (source, target, collectives)
-DECLARED = (
+# the most collectives of a pair on a 2x2 mesh: (source, target, collectives)
+MOST_COLLECTIVES = (
     ("S(0),S(0)", "R,R", 2),
     ("S(0),S(0)", "R,S(0)", 2),
     ("S(0),S(0)", "S(0),R", 1),
@@ -138,21 +143,21 @@ DECLARED = (
 )
 
 
-def due_collectives(source: Layout, to: Layout) -> int:
-    """At most so many collectives: one for each mesh dim of several ranks that does not replicate, fewer where the pair
-    has a count of its own; none for a mesh dim that keeps its placement while no other shards the same tensor dim."""
-    declared = {(before, after): count for before, after, count in DECLARED}
+def most_collectives(source: Layout, to: Layout) -> int:
+    """The most collectives of a redistribution: that of :data:`MOST_COLLECTIVES`, or one for each mesh dim of several
+    ranks that does not replicate, unless it keeps its placement and no other mesh dim shards the same tensor dim."""
+    known = {(before, after): count for before, after, count in MOST_COLLECTIVES}
     pair = format_placements(source.placements), format_placements(to.placements)
-    if pair in declared and source.mesh == Mesh.of(2, 2):
-        return declared[pair]
-    due = 0
+    if pair in known and source.mesh == Mesh.of(2, 2):
+        return known[pair]
+    count = 0
     for at, (before, after) in enumerate(zip(source.placements, to.placements, strict=True)):
         if isinstance(before, Replicate) or source.mesh.shape[at] == 1:
             continue
         others = [p for layout in (source, to) for other, p in enumerate(layout.placements) if other != at]
-        alone = shard_dim(before) not in map(shard_dim, others)
-        due += not (before == after and (isinstance(before, Partial) or alone))
-    return due
+        is_only_shard = shard_dim(before) not in map(shard_dim, others)
+        count += not (before == after and (isinstance(before, Partial) or is_only_shard))
+    return count
 
 
 @st.composite
@@ -164,22 +169,22 @@ def draw_quiet(draw: st.DrawFn, limits: Limits) -> Case:
     return fields(mesh=mesh, x=TensorSpec(shape, source), to=to, seed=draw(draws.seeds()))
 
 
-def counted(x: DTensor, to: Placements):
+def count_collectives(x: DTensor, to: Placements):
     with compat.CommDebugMode() as traffic:
         moved = x.redistribute(placements=to)
     return {"collectives": traffic.get_total_counts(), "local": moved}
 
 
-def at_most(x: Global, to):
-    goal = x.under(to)
-    return {"collectives": AtMost(due_collectives(x.layout, goal.layout)), "local": goal}
+def count_due(x: Global, to):
+    moved = x.under(to)
+    return {"collectives": AtMost(most_collectives(x.layout, moved.layout)), "local": moved}
 
 
 def counting_law(id: str, clause: str, **record: Any) -> Law:
-    """A law of how many collectives a redistribution takes at most."""
-    of = law(id, clause=clause, **record)(counted)
-    of.due(at_most)
-    return of
+    """A law of the most collectives that a redistribution runs."""
+    made = law(id, clause=clause, **record)(count_collectives)
+    made.due(count_due)
+    return made
 
 
 MERGED = (
@@ -202,12 +207,12 @@ MERGED = (
     needs=("subgroups",),
     tier="extended",
 )
-def merged_counted(x: Annotated[DTensor, OnViews()], to: Placements):
-    """Shards of one tensor dim and reductions over several mesh dims take one collective where these are flattened."""
-    return counted(x, to)
+def merged_counts(x: Annotated[DTensor, OnViewsField()], to: Placements):
+    """A gather of one tensor dim, or a reduction, over several mesh dims runs one collective if these are flattened."""
+    return count_collectives(x, to)
 
 
-@merged_counted.due
+@merged_counts.due
 def _(x: Global, to):
     return {"collectives": AtMost(1), "local": x.under(to)}
 
@@ -215,7 +220,7 @@ def _(x: Global, to):
 LAWS = (
     moving_law(
         "redistribute.pairs",
-        "From every placement to every other, on meshes of one, two and three dims, each rank ends with its slice.",
+        "A redistribution between any placements, on meshes of one to three dims, gives each rank its slice.",
         control="mesh=2x2 x=5x3:S(0),P(sum) to=S(1),S(0)",
         sweep=sweep_pairs,
         sweeps=210,
@@ -224,11 +229,13 @@ LAWS = (
     ),
     counting_law(
         "redistribute.counts",
-        "A redistribution takes at most one collective for each mesh dim that does not replicate.",
+        "A redistribution runs at most one collective for each mesh dim that does not replicate.",
         source=f"{DOC}, the list of operations on one mesh dim",
         control="mesh=2x2 x=5x3:S(0),S(1) to=S(1),S(0)",
-        draw=to_elements(dims=(2, 3)),
-        sweep=texts(*(f"mesh=2x2 x={shape}:{move[0]} to={move[1]}" for shape in ("5x3", "4x4") for move in DECLARED)),
+        draw=draw_moves_to_values(dims=(2, 3)),
+        sweep=texts(
+            *(f"mesh=2x2 x={shape}:{move[0]} to={move[1]}" for shape in ("5x3", "4x4") for move in MOST_COLLECTIVES)
+        ),
         sweeps=26,
         draws=45,
         weight=0.6,
@@ -236,7 +243,7 @@ LAWS = (
     ),
     counting_law(
         "redistribute.quiet",
-        "Replicas are cut into shards, and mesh dims of one rank change their placement, without any collective.",
+        "Replicate to Shard, and any change of placement on a mesh dim of one rank, runs no collective.",
         source=f"{DOC}: Replicate to Shard is local chunking",
         control="mesh=2x2 x=5x6:R,R to=S(0),S(0)",
         draw=draw_quiet,
@@ -247,10 +254,10 @@ LAWS = (
     ),
     counting_law(
         "redistribute.budget",
-        "On a 1-D mesh a redistribution is the one collective that is documented for its two placements, or none.",
+        "On a 1-D mesh a redistribution runs at most the one collective that is documented for its two placements.",
         source=f"{DOC}, the list of operations on one mesh dim",
         control="mesh=2 x=5x6:P(sum) to=S(0)",
-        draw=to_elements(dims=(1,)),
+        draw=draw_moves_to_values(dims=(1,)),
         draws=60,
         sweep=draws.out_of_order("S(0)", dims=1, to="S(1)"),
         sweeps=2,

@@ -1,4 +1,4 @@
-"""Laws of redistribution: from every placement to every placement, judged on what each rank holds."""
+"""Laws of redistributions between any placements: the local tensor of every rank is compared."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from shardlaw.conformance.laws.shared import draws
 DOC = "torch.distributed.tensor docs, DTensor.redistribute"
 
 
-def moving(
+def draw_moves(
     *, kinds: tuple[str, ...] = ("R", "S", "_S", "P"), tables: bool = True, **options: Any
 ) -> Callable[[Limits], st.SearchStrategy[Case]]:
-    """Redistributions from and to placements of these kinds."""
+    """Redistributions from and to placements of these kinds; ``options`` are those of :func:`draws.moved`."""
 
     def draw(limits: Limits) -> st.SearchStrategy[Case]:
         on = draws.meshes(limits, tables=tables)
@@ -31,8 +31,10 @@ def moving(
     return draw
 
 
-def to_elements(dims: tuple[int, ...] = (1, 2, 3), **options: Any) -> Callable[[Limits], st.SearchStrategy[Case]]:
-    """Redistributions to replicas and shards, on meshes that ascend."""
+def draw_moves_to_values(
+    dims: tuple[int, ...] = (1, 2, 3), **options: Any
+) -> Callable[[Limits], st.SearchStrategy[Case]]:
+    """Redistributions to replicas and shards, on meshes of ascending ranks."""
 
     def draw(limits: Limits) -> st.SearchStrategy[Case]:
         plain = {"on": draws.meshes(limits, dims=dims, tables=False), "kinds": ("R", "S", "P"), "targets": ("R", "S")}
@@ -45,12 +47,12 @@ def to_elements(dims: tuple[int, ...] = (1, 2, 3), **options: Any) -> Callable[[
     "redistribute.local",
     source=DOC,
     control="mesh=2x2 x=5x3:S(0),R to=S(1),R",
-    draw=moving(reduce_ops=("sum", "max", "avg", "min"), memories=("plain", "transposed")),
+    draw=draw_moves(reduce_ops=("sum", "max", "avg", "min"), memories=("plain", "transposed")),
     draws=420,
     weight=3.0,
 )
 def local(x: DTensor, to: Placements):
-    """After a redistribution each rank holds the slice that the target placements name, and the source is unchanged."""
+    """After a redistribution each rank has the slice that the target placements name, and the source is unchanged."""
     moved = x.redistribute(placements=to)
     return {"local": moved, "input": x.to_local()}
 
@@ -64,14 +66,14 @@ def _(x: Global, to, rank: Rank):
     "redistribute.path",
     source=DOC,
     control="mesh=2x2 x=5x6:S(0),S(1) via=S(1),R to=S(0),S(0)",
-    draw=moving(tables=False, via=True),
+    draw=draw_moves(tables=False, via=True),
     draws=160,
     sweep=draws.out_of_order("S(0)", via="R", to="S(1)"),
     sweeps=3,
     weight=1.5,
 )
 def path(x: DTensor, via: Placements, to: Placements):
-    """A redistribution by way of other placements ends where the direct one does."""
+    """A redistribution through other placements gives what the direct one gives."""
     between = x.redistribute(placements=via)
     return {"between": between, "local": between.redistribute(placements=to)}
 
@@ -85,14 +87,14 @@ def _(x: Global, via, to):
     "redistribute.back",
     source=DOC,
     control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(0)",
-    draw=moving(kinds=("R", "S", "_S"), tables=False),
+    draw=draw_moves(kinds=("R", "S", "_S"), tables=False),
     draws=120,
     sweep=draws.out_of_order("S(1)", to="S(0)"),
     sweeps=3,
     weight=1.2,
 )
 def back(x: DTensor, to: Placements):
-    """Redistributed and redistributed back, a tensor is on every rank what it was, bit by bit."""
+    """A tensor that is redistributed and redistributed back has the same bits on every rank as before."""
     there = x.redistribute(placements=to)
     return {"there": there, "back": there.redistribute(placements=x.placements)}
 
@@ -103,16 +105,16 @@ def _(x: Global, to):
 
 
 def under_target(x: Global, to):
-    """What is due of a law whose act gives ``x`` under the placements ``to``."""
+    """The due function of an act that redistributes ``x`` to the placements ``to``."""
     return x.under(to)
 
 
 def moving_law(id: str, clause: str, source: str = DOC, **record: Any) -> Law:
-    """A law whose act and due are those of ``redistribute.local``, for other cases."""
-    of, (act,) = law(id, clause=clause, source=source, **record)(local.acts[0].function), local.acts
-    assert act.due is not None
-    of.due(act.due)
-    return of
+    """A law with the act and due function of ``redistribute.local``, for other cases."""
+    (act,) = local.acts
+    made = law(id, clause=clause, source=source, **record)(act.function)
+    made.due(act.due)
+    return made
 
 
 def draw_same(limits: Limits) -> st.SearchStrategy[Case]:
@@ -131,7 +133,7 @@ def draw_same(limits: Limits) -> st.SearchStrategy[Case]:
     weight=0.4,
 )
 def same(x: DTensor):
-    """A redistribution to the placements that a tensor has takes no collective and changes nothing."""
+    """A redistribution to the placements that a tensor has runs no collective and changes nothing."""
     with compat.CommDebugMode() as traffic:
         moved = x.redistribute(placements=x.placements)
     return {"collectives": traffic.get_total_counts(), "local": moved}
@@ -159,10 +161,10 @@ def draw_full(limits: Limits) -> st.SearchStrategy[Case]:
     weight=1.2,
 )
 def full(x: DTensor):
-    """full_tensor is the whole tensor from every placement, with pending reductions done; of contiguous parts it is
-    contiguous, as views need; a rank outside the mesh gets no elements."""
-    whole = x.full_tensor()
-    return {"type": type(whole).__name__, "elements": whole.numel(), "full": whole, "contiguous": whole.is_contiguous()}
+    """full_tensor returns the global tensor from any placements, with pending reductions done, contiguous if the local
+    tensors are; on a rank outside the mesh it has no elements."""
+    full = x.full_tensor()
+    return {"type": type(full).__name__, "elements": full.numel(), "full": full, "contiguous": full.is_contiguous()}
 
 
 @full.due
@@ -177,14 +179,14 @@ def _(x: Global, rank: Rank):
     "redistribute.async",
     source=f"{DOC} (async_op)",
     control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(1)",
-    draw=moving(tables=False),
+    draw=draw_moves(tables=False),
     draws=70,
     sweep=draws.out_of_order("S(0)", to="R"),
     sweeps=3,
     weight=0.8,
 )
 def asynchronous(x: DTensor, to: Placements):
-    """An asynchronous redistribution gives, once its result is used, what the synchronous one gives."""
+    """An asynchronous redistribution gives, once its result is used, the result of the synchronous one."""
     moved: Any = x.redistribute(placements=to, async_op=True)
     pending = any(isinstance(placement, Partial) for placement in to)
     return {"local": moved, "use": None if pending else (moved + moved).to_local()}
@@ -192,6 +194,5 @@ def asynchronous(x: DTensor, to: Placements):
 
 @asynchronous.due
 def _(x: Global, to, rank: Rank):
-    there = x.under(to)
-    whole = x.holding(x.full + x.full).under(to)
-    return {"local": there, "use": None if there.layout.has_partial() else whole.due_local(rank)}
+    moved, doubled = x.under(to), x.holding(x.full + x.full).under(to)
+    return {"local": moved, "use": None if moved.layout.has_partial() else doubled.due_local(rank)}

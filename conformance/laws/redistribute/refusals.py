@@ -1,4 +1,4 @@
-"""Laws of what every rank refuses: what is no redistribution, and ops that redistribute where a context forbids it."""
+"""Laws of refusals: invalid redistributions, mixed reductions, and ops that a context forbids to redistribute."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardlaw.reference.placement import Placements as RefPlacements
 from shardlaw.reference.placement import Shard as RefShard
 from shardlaw.reference.tensors import scatter_bits
 
-# what is asked for, along the first mesh dim: (source, target); a target of "-" is none at all
+# invalid redistributions of the first mesh dim: (source, target); "-": the target is in INVALID_TARGETS
 ATTEMPTS = {
     "to-partial": ("R", "P(sum)"),
     "partial-to-other": ("P(sum)", "P(max)"),
@@ -45,8 +45,7 @@ ATTEMPTS = {
     "other-mesh": ("S(0)", "R"),
     "other-mesh-same": ("S(0)", "S(0)"),
 }
-# targets that are no placements
-ODD: dict[str, Any] = {
+INVALID_TARGETS: dict[str, Any] = {
     "none": None,
     "none-inside": [None],
     "text-inside": ["S(0)"],
@@ -56,21 +55,21 @@ ODD: dict[str, Any] = {
 REFUSAL_MESHES = ("2", "1x2", "2x1", "3", "2@0,2", "1x2@0,2", "2x2")
 
 
-def refused_texts() -> list[str]:
-    """What is refused, on every mesh on which it can be asked for."""
+def refusal_texts() -> list[str]:
+    """The texts of cases that must be refused, on each mesh."""
     lines = []
     for (attempt, (source, to)), text in itertools.product(ATTEMPTS.items(), REFUSAL_MESHES):
         mesh, rest = Mesh.parse(text), ",R" * text.count("x")
         other = f" mesh.b={Mesh(mesh.shape, mesh.ranks[::-1])}" if attempt.startswith("other-mesh") else ""
-        asked = "" if to == "-" else f" to={to}{rest}"
-        lines.append(f"mesh={text}{other} x=5x4:{source}{rest}{asked} attempt={attempt}")
+        target = "" if to == "-" else f" to={to}{rest}"
+        lines.append(f"mesh={text}{other} x=5x4:{source}{rest}{target} attempt={attempt}")
     for text in REFUSAL_MESHES:
         rest = ",R" * text.count("x")
         lines.append(f"mesh={text} x=5x4:R{rest} to=S(0),R{rest} attempt=many")
         if rest:
             lines.append(f"mesh={text} x=5x4:R,R to=S(0) attempt=few")
             lines.append(f"mesh={text} x=5x4:P(sum),R to=P(sum),P(max) attempt=mixed-partial")
-    for text, rest in (("3", ""), ("4", ""), ("1x2", ",R")):  # some ranks hold nothing of it
+    for text, rest in (("3", ""), ("4", ""), ("1x2", ",R")):  # shards are empty on some ranks
         lines.append(f"mesh={text} x=1x4:S(0){rest} to=S(2){rest} attempt=dim-out")
         lines.append(f"mesh={text} x=1x4:S(0){rest} to=P(sum){rest} attempt=shard-to-partial")
         lines.append(f"mesh={text} x=():R{rest} to=S(0){rest} attempt=shard-of-0-d")
@@ -91,12 +90,13 @@ def refused_texts() -> list[str]:
     return lines
 
 
-def granted(x: Global, to: RefPlacements | None, attempt: str) -> bool:
-    """Whether the installed torch documents the move: from 2.14 on a shard may become a contribution to a sum."""
+def is_supported(x: Global, to: RefPlacements | None, attempt: str) -> bool:
+    """Whether the installed torch supports the redistribution: from 2.14 on a shard may become a contribution to a
+    sum."""
     if attempt not in ("shard-to-partial", "new-partial") or compat.torch_release() < (2, 14):
         return False
     moves = zip(x.placements, to or (), strict=True)
-    return all(one == other or (isinstance(one, RefShard) and other == RefPartial("sum")) for one, other in moves)
+    return all(old == new or (isinstance(old, RefShard) and new == RefPartial("sum")) for old, new in moves)
 
 
 @law(
@@ -104,27 +104,28 @@ def granted(x: Global, to: RefPlacements | None, attempt: str) -> bool:
     source=f"{DOC} and its notes",
     control="mesh=2 x=5x4:R to=P(sum) attempt=to-partial",
     features=lambda case: {"few-placements"} if case.get("attempt") == "no-placements" else set(),
-    sweep=texts(*refused_texts()),
+    sweep=texts(*refusal_texts()),
     sweeps=180,
     weight=0.4,
     members=True,
 )
 def refusals(x: DTensor, attempt: Word, whole: Whole, to: Placements | None = None, mesh__b: DeviceMesh | None = None):
-    """New contributions, too few or many placements, a missing dim and another mesh are refused on every rank."""
-    refused = caught(lambda: x.redistribute(mesh__b, ODD[attempt] if to is None else to))
-    cut = [Shard(0) if x.ndim else Replicate(), *[Replicate()] * (x.device_mesh.ndim - 1)]
-    gathered = distribute_tensor(whole, x.device_mesh, cut, src_data_rank=None).full_tensor()
+    """Every rank refuses redistributions to Partial, to too few or too many placements, to a missing dim and to another
+    mesh, and the mesh still works."""
+    refused = caught(lambda: x.redistribute(mesh__b, INVALID_TARGETS[attempt] if to is None else to))
+    placements = [Shard(0) if x.ndim else Replicate(), *[Replicate()] * (x.device_mesh.ndim - 1)]
+    gathered = distribute_tensor(whole, x.device_mesh, placements, src_data_rank=None).full_tensor()
     return {"refused": refused, "input": x.to_local(), "afterwards": gathered}
 
 
 @refusals.due
 def _(x: Global, attempt, whole, to, rank: Rank):
-    refused = x.under(to) if granted(x, to, attempt) else Refused()
+    refused = x.under(to) if is_supported(x, to, attempt) else Refused()
     return {"refused": refused, "input": x.local(rank), "afterwards": whole}
 
 
 def sweep_mixed(limits: Limits) -> list[Case]:
-    """Every two reductions on two mesh dims, neighbours or not; sums stand beside averages."""
+    """Every two reductions on two mesh dims, except sums with averages, which are supported."""
     cases = {}
     pairs = itertools.product(itertools.permutations(REDUCE_OPS, 2), ("1x2", "2x1", "2x2", "1x2x2", "2x1x2"))
     for number, (ops, text) in enumerate(pairs):
@@ -147,7 +148,7 @@ def sweep_mixed(limits: Limits) -> list[Case]:
     weight=0.2,
 )
 def mixed_refusals(x: torch.Tensor, mesh: DeviceMesh, at: OwnPlacements, how: Literal["from_local", "distribute"]):
-    """Two different reductions pending on one tensor, except sums and averages, are refused by ValueError."""
+    """Two different pending reductions of one tensor, except sums with averages, are refused by ValueError."""
     with compat.CommDebugMode() as traffic:
         refused = caught(lambda: (DTensor.from_local if how == "from_local" else distribute_tensor)(x, mesh, at))
     return {"refused": refused, "collectives": traffic.get_total_counts()}
@@ -158,30 +159,31 @@ def _():
     return {"refused": Refused((ValueError,)), "collectives": 0}
 
 
-# the options of a context, by its name
+# the options of contexts
 CONTEXTS: dict[str, Any] = {"loose": {}, "strict": {"strict": True}, "warn": {"mode": "warn"}, "off": {"enable": False}}
-# the operands of a sum along the last mesh dim, by what the sum needs: data from others, a cut of replicas, nothing
-NEEDS = {"moved": ("S(0)", "S(1)"), "cut": ("S(0)", "R"), "alike": ("S(0)", "S(0)")}
-# the contexts that a call stands in, the outermost first; those after a ! were entered last, and are over
+# the placements of two operands on the last mesh dim, by what their sum needs: communication, local chunking, nothing
+OPERANDS = {"communication": ("S(0)", "S(1)"), "chunking": ("S(0)", "R"), "nothing": ("S(0)", "S(0)")}
+# the contexts of a call, the outermost first; contexts after a ! are entered and left before the call
 WAYS = ("loose", "strict", "warn", "off", "loose,off", "loose,strict", "strict,loose", "strict,off", "loose!off",
         "strict!loose", "loose!loose", "strict,off!strict", "!strict", "loose!warn")  # fmt: skip
 
 
 def refuses(way: str, w: RefPlacements | None, by: str | None) -> bool:
-    """Whether the sum with ``w`` is refused within the contexts of ``way``: the innermost that is not over decides."""
-    need = next(name for name, (_, other) in NEEDS.items() if str((w or ())[-1]) == other)
+    """Whether the sum with ``w`` is refused in the contexts ``way``: the innermost open one decides."""
+    need = next(name for name, (_, other) in OPERANDS.items() if str((w or ())[-1]) == other)
     inner = way.partition("!")[0].rpartition(",")[2]
-    return by is None and ((need == "moved" and inner in ("loose", "strict")) or (need == "cut" and inner == "strict"))
+    refusing = {"communication": ("loose", "strict"), "chunking": ("strict",), "nothing": ()}
+    return by is None and inner in refusing[need]
 
 
 def sweep_explicit(limits: Limits) -> list[Case]:
     cases = []
-    for text, by, way, need in itertools.product(("2", "2x2", "3", "1x2"), (None, "hand"), WAYS, NEEDS):
+    for text, by, way, need in itertools.product(("2", "2x2", "3", "1x2"), (None, "hand"), WAYS, OPERANDS):
         mesh = Mesh.parse(text)
         rest = "R," * (mesh.ndim - 1)
-        a, b = (f"6x4:{rest}{at}" for at in NEEDS[need])
-        if by is None or need != "alike":
-            cases.append(fields(mesh=mesh, x=a, w=b, way=way, by=by))
+        x, w = (f"6x4:{rest}{at}" for at in OPERANDS[need])
+        if by is None or need != "nothing":
+            cases.append(fields(mesh=mesh, x=x, w=w, way=way, by=by))
     return [case for case in cases if case.world <= limits.world_size]
 
 
@@ -203,11 +205,11 @@ def features_explicit(case: Case) -> set[str]:
 )
 def explicit(x: DTensor, w: DTensor, way: Word, by: Literal["hand"] | None = None):
     """Within the innermost ExplicitRedistributionContext, an op that would redistribute its operands is refused."""
-    within, _, over = way.partition("!")
+    open_contexts, _, left_contexts = way.partition("!")
     with contextlib.ExitStack() as stack:
-        for name in filter(None, within.split(",")):
+        for name in filter(None, open_contexts.split(",")):
             stack.enter_context(compat.ExplicitRedistributionContext(**CONTEXTS[name]))
-        for name in filter(None, over.split(",")):
+        for name in filter(None, left_contexts.split(",")):
             with compat.ExplicitRedistributionContext(**CONTEXTS[name]):
                 pass
         if by == "hand":

@@ -1,4 +1,5 @@
-"""Laws of tensors on views of a mesh, and of what must not matter: other views, what ran before, how it is planned."""
+"""Laws of redistributions on views of a mesh, and of what must not change a redistribution: other views of the mesh,
+earlier calls, the planner."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from shardlaw.conformance.law.fields import (
 )
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import rank_table
-from shardlaw.conformance.laws.redistribute.placements import DOC, to_elements, under_target
+from shardlaw.conformance.laws.redistribute.placements import DOC, draw_moves_to_values, under_target
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.derived import CallField
 from shardlaw.reference.layout import Layout
@@ -36,7 +37,7 @@ from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
 from shardlaw.strategies.placements import placements
 
-# root meshes and the views that are taken of them
+# views by root mesh: slices ``a,b`` and flattened dims ``a+b``
 VIEWS = {
     "2x2": ("a", "b", "a,b", "a+b"),
     "1x2": ("a", "b", "a+b"),
@@ -49,76 +50,76 @@ VIEWS = {
     "2x3": ("a", "b", "a+b"),
     "2x2x2": ("a,b", "a,c", "b,c", "b", "a+c", "b+c", "a+b"),
 }
-# live meshes, kept for later cases: by the mesh, the views that were made of it, and whether it is the last of these
-_LIVE: dict[tuple[Mesh, tuple[str, ...], bool], DeviceMesh] = {}
+# device meshes, by root mesh, its views, and whether the device mesh is the last view and not the root
+_DEVICE_MESHES: dict[tuple[Mesh, tuple[str, ...], bool], DeviceMesh] = {}
 
 
-def _dims(view: str) -> tuple[str, ...]:
+def _dim_names(view: str) -> tuple[str, ...]:
     return tuple(view.replace("+", ",").split(","))
 
 
-def _table(mesh: Mesh, view: str, coord: Coord) -> Mesh:
-    """The ranks of the view through a coordinate."""
-    dims = tuple(map(DIM_NAMES.index, _dims(view)))
+def _view_at(mesh: Mesh, view: str, coord: Coord) -> Mesh:
+    """The view of a mesh that contains a coordinate."""
+    dims = tuple(map(DIM_NAMES.index, _dim_names(view)))
     return mesh.flatten(dims, coord) if "+" in view else mesh.slice(dims, coord)
 
 
-class OnViews(TensorField):
-    """A tensor on a mesh with named dims, of which a slice (the field ``slice``) was taken and some dims (``flatten``)
-    were flattened; or on the view ``of`` it that a rank is in, another tensor on each of those beside each other."""
+class OnViewsField(TensorField):
+    """A DTensor on a mesh with named dims, after the slice in the field ``slice`` and the flattened dims in ``flatten``
+    were created; or, with the field ``of``, another DTensor on each view ``of`` the mesh."""
 
     def fields(self, name: str) -> tuple[str, ...]:
         return name, "mesh", "slice", "flatten", "of"
 
     def read(self, case: Case, name: str) -> Any:
-        mesh, of, parts = case.mesh(), case.get("of", ""), dict[int, Global]()
-        for at in mesh.coords():
-            on = _table(mesh, of, at) if of else mesh
-            parts[mesh.rank_at(at)] = Global.of(case.tensor(name), on, case.seed + 17 * min(on.ranks))
+        mesh, of, by_rank = case.mesh(), case.get("of", ""), dict[int, Global]()
+        for coord in mesh.coords():
+            on = _view_at(mesh, of, coord) if of else mesh
+            by_rank[mesh.rank_at(coord)] = Global.of(case.tensor(name), on, case.seed + 17 * min(on.ranks))
         views = (of,) if of else (case.get("slice", ""), case.get("flatten", "").replace(",", "+"))
-        return mesh, tuple(filter(None, views)), bool(of), parts
+        return mesh, tuple(filter(None, views)), bool(of), by_rank
 
     def build(self, value: Any, here: Any) -> DTensor | None:
-        mesh, views, on_view, parts = value
-        x, key = parts.get(here.rank), value[:3]
-        if key not in _LIVE:
-            _LIVE[key] = here.mesh(mesh, fresh=True, names=DIM_NAMES[: mesh.ndim])
-            for view in views if x else ():
-                part = _LIVE[key][_dims(view)]
-                part = compat.flatten_mesh(part, "flat") if "+" in view else part
-                _LIVE[key] = part if on_view else _LIVE[key]
-        return assemble_dtensor(x, here.tensor(x.local(here.rank)), here, _LIVE[key]) if x else None
+        mesh, views, on_view, by_rank = value
+        x, key = by_rank.get(here.rank), value[:3]
+        if key not in _DEVICE_MESHES:
+            device_mesh = here.mesh(mesh, fresh=True, names=DIM_NAMES[: mesh.ndim])
+            for name in views if x else ():
+                view = device_mesh[_dim_names(name)]
+                view = compat.flatten_mesh(view, "flat") if "+" in name else view
+                device_mesh = view if on_view else device_mesh
+            _DEVICE_MESHES[key] = device_mesh
+        return assemble_dtensor(x, here.tensor(x.local(here.rank)), here, _DEVICE_MESHES[key]) if x else None
 
     def due(self, value: Any, rank: int, world: int) -> Any:
         return value[3].get(rank)
 
     def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
-        mesh, views, on_view, parts = value
+        mesh, views, on_view, by_rank = value
         table, lines = name.upper(), [mesh_line(mesh, names=DIM_NAMES[: mesh.ndim])]
         for view in views:
-            lines += [f"view = mesh[{_dims(view)!r}]", *(['view = flatten_mesh(view, "flat")'] if "+" in view else [])]
-        lines.append(
-            f"{name} = {dtensor_expression(parts[mesh.ranks[0]], f'{table}[rank]', 'view' if on_view else 'mesh')}"
-        )
-        constants = rank_table(table, {rank: x.local(rank) for rank, x in sorted(parts.items())})
+            lines.append(f"view = mesh[{_dim_names(view)!r}]")
+            lines += ['view = flatten_mesh(view, "flat")'] if "+" in view else []
+        expression = dtensor_expression(by_rank[mesh.ranks[0]], f"{table}[rank]", "view" if on_view else "mesh")
+        constants = rank_table(table, {rank: x.local(rank) for rank, x in sorted(by_rank.items())})
         uses = (compat.flatten_mesh,) if "+" in "".join(views) else ()
-        return ScriptArgument(name, tuple(constants), tuple(lines), uses=uses)
+        return ScriptArgument(name, tuple(constants), (*lines, f"{name} = {expression}"), uses=uses)
 
 
 @st.composite
-def draw_views(draw: st.DrawFn, limits: Limits) -> Case:
+def draw_on_view(draw: st.DrawFn, limits: Limits) -> Case:
     meshes = [mesh for mesh in map(Mesh.parse, VIEWS) if max(mesh.ranks) < limits.world_size]
-    mesh, view = draw(st.sampled_from([(mesh, view) for mesh in meshes for view in VIEWS[str(mesh)]]))
-    shape, part = draw(shapes(min_dims=1, max_dims=2)), _table(mesh, view, (0,) * mesh.ndim)
-    at = draw(placements(part, len(shape), kinds=("R", "S", "P"), reduce_ops=("sum", "max")))
-    to = draw(placements(part, len(shape), kinds=("R", "S")))
-    return fields(mesh=mesh, of=view, x=TensorSpec(shape, at), to=to, seed=draw(draws.seeds()))
+    mesh, of = draw(st.sampled_from([(mesh, view) for mesh in meshes for view in VIEWS[str(mesh)]]))
+    shape, view = draw(shapes(min_dims=1, max_dims=2)), _view_at(mesh, of, (0,) * mesh.ndim)
+    at = draw(placements(view, len(shape), kinds=("R", "S", "P"), reduce_ops=("sum", "max")))
+    to = draw(placements(view, len(shape), kinds=("R", "S")))
+    return fields(mesh=mesh, of=of, x=TensorSpec(shape, at), to=to, seed=draw(draws.seeds()))
 
 
-def features_views(case: Case) -> set[str]:
+def features_on_view(case: Case) -> set[str]:
     if "+" not in case.get("of"):
         return set()
-    flat = [_table(case.mesh(), case.get("of"), coord).ranks for coord in case.mesh().coords()]
+    flat = [_view_at(case.mesh(), case.get("of"), coord).ranks for coord in case.mesh().coords()]
     return {"flattened-dims", *(["unsorted-group"] if any(list(ranks) != sorted(ranks) for ranks in flat) else [])}
 
 
@@ -126,47 +127,47 @@ def features_views(case: Case) -> set[str]:
     "redistribute.on-view",
     source="torch.distributed.device_mesh docs, DeviceMesh.__getitem__: a slice is a mesh with the groups of its dims",
     control="mesh=2x2 of=b x=5x3:S(0) to=R",
-    features=features_views,
-    draw=draw_views,
+    features=features_on_view,
+    draw=draw_on_view,
     draws=49,
     needs=("subgroups",),
     weight=0.9,
     members=True,
 )
-def on_view(x: Annotated[DTensor, OnViews()], to: Placements):
-    """A tensor on a slice or on flattened dims of a mesh is redistributed among the ranks of that view."""
+def on_view(x: Annotated[DTensor, OnViewsField()], to: Placements):
+    """A tensor on a slice or on flattened dims of a mesh is redistributed among the ranks of this view."""
     return x.redistribute(placements=to)
 
 
 on_view.due(under_target)
 
-# in what the tensor that goes first differs
-DIFFERS = ("shape", "extents", "dtype", "source", "target", "memory", "nothing")
+# how the tensor that is redistributed first differs
+DIFFERENCES = ("shape", "extents", "dtype", "source", "target", "memory", "nothing")
 
 
 @st.composite
 def draw_after(draw: st.DrawFn, limits: Limits) -> Case:
-    case = draw(to_elements()(limits))
-    x, to, how = case.tensor("x"), case.placements("to"), draw(st.sampled_from(DIFFERS))
-    shape, at, whole = x.shape, x.placements or (), placements(case.mesh(), len(x.shape), kinds=("R", "S"))
-    other = x
-    if how == "shape":
-        other = TensorSpec((*shape, draw(st.sampled_from((2, 3)))), at)
-    elif how == "extents":
-        other = TensorSpec(tuple(extent + draw(st.sampled_from((1, 2, 4))) for extent in shape), at)
-    elif how == "dtype" and not any(isinstance(p, Partial) for p in at):
-        other = TensorSpec(shape, at, draw(st.sampled_from([d for d in ("float64", "int64") if d in limits.dtypes])))
-    elif how == "memory":
-        other = TensorSpec(shape, at, memory="transposed")
-    elif how == "source":
-        other = x.with_placements(draw(whole))
-    elif how == "target":
-        to = draw(whole)
-    return case.with_fields(b=other, to__b=to)
+    case = draw(draw_moves_to_values()(limits))
+    x, to, difference = case.tensor("x"), case.placements("to"), draw(st.sampled_from(DIFFERENCES))
+    shape, at, any_placements = x.shape, x.placements or (), placements(case.mesh(), len(x.shape), kinds=("R", "S"))
+    first = x
+    if difference == "shape":
+        first = TensorSpec((*shape, draw(st.sampled_from((2, 3)))), at)
+    elif difference == "extents":
+        first = TensorSpec(tuple(extent + draw(st.sampled_from((1, 2, 4))) for extent in shape), at)
+    elif difference == "dtype" and not any(isinstance(p, Partial) for p in at):
+        first = TensorSpec(shape, at, draw(st.sampled_from([d for d in ("float64", "int64") if d in limits.dtypes])))
+    elif difference == "memory":
+        first = TensorSpec(shape, at, memory="transposed")
+    elif difference == "source":
+        first = x.with_placements(draw(any_placements))
+    elif difference == "target":
+        to = draw(any_placements)
+    return case.with_fields(b=first, to__b=to)
 
 
-# two redistributions when nothing was planned before: after a tensor of fewer dims, or of other extents, one whose way
-# has to be searched for
+# with empty caches of plans: the planner searches for the plan of the second redistribution; the first one has fewer
+# dims
 PLANNED = (
     "x=8x4:_S(0,2),S(0) to=R,S(1) b=8:_S(0,2),S(0) to.b=R,R fresh=1",
     "x=4x8:S(1),R to=_S(0,2),S(0) b=8:S(0),R to.b=_S(0,2),S(0) fresh=1",
@@ -185,7 +186,8 @@ PLANNED = (
     weight=0.8,
 )
 def after(b: DTensor, x: DTensor, to: Placements, to__b: Placements, fresh: bool = False):
-    """A tensor is redistributed as it is alone when another one, of other extents, dtype or placements, went before."""
+    """An earlier redistribution of a tensor with another shape, dtype or placements does not change a
+    redistribution."""
     if fresh:
         compat.clear_redistribution_plans()
     first = b.redistribute(placements=to__b)
@@ -197,7 +199,7 @@ def _(b: Global, x: Global, to, to__b):
     return {"first": b.under(to__b), "second": x.under(to), "third": b.under(to__b)}
 
 
-# what goes before: none of it is judged, all of it is legal
+# valid calls before the redistribution, whose results are not compared
 BEFORE = {
     "none": "None",
     "redistribute": "x.redistribute(placements=to)",
@@ -212,21 +214,21 @@ BEFORE = {
 def draw_bystander(limits: Limits) -> st.SearchStrategy[Case]:
     on = draws.meshes(limits, dims=(2, 3), outside=False, tables=False)
 
-    def seen(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-        pairs = ["a,b", *(["b,c", "a,c", "a,b,c"] if layout.mesh.ndim > 2 else [])]
+    def bystanders(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
+        dims = ["a,b", *(["b,c", "a,c", "a,b,c"] if layout.mesh.ndim > 2 else [])]
         return {
             "slice": draw(st.sampled_from([None, None, None, "a", "b"])),
-            "flatten": draw(st.sampled_from([None] * (len(pairs) + 1) + pairs)),
+            "flatten": draw(st.sampled_from([None] * (len(dims) + 1) + dims)),
             "before": draw(st.sampled_from(["none", *BEFORE])),
         }
 
-    return draws.moved(limits, on=on, targets=("R", "S", "_S"), extra=seen)
+    return draws.moved(limits, on=on, targets=("R", "S", "_S"), extra=bystanders)
 
 
-# shards gathered, and reductions done, along two mesh dims that have been flattened
+# gathers and reductions along two mesh dims that are flattened
 FLATTENED = ("S(0),S(0) to=R,R", "S(1),S(1) to=R,R", "S(0),S(0) to=R,S(0)", "S(1),S(1) to=S(0),R",
              "P(sum),P(sum) to=S(0),S(0)")  # fmt: skip
-# of strided shards the outer mesh dim is gathered first: what is merged is not in the order of the flattened dims
+# strided shards are gathered along the outer mesh dim first, not in the order of the flattened dims
 STRIDED = ("4x4:_S(0,2),S(0) to=R,R", "8x3:_S(0,2),S(0) to=R,R")
 MOVES = (*(f"{shape}:{move}" for shape in ("4x4", "5x3") for move in FLATTENED), *STRIDED)
 
@@ -245,11 +247,11 @@ MOVES = (*(f"{shape}:{move}" for shape in ("4x4", "5x3") for move in FLATTENED),
     weight=2.0,
 )
 def bystander(
-    x: Annotated[DTensor, OnViews()],
+    x: Annotated[DTensor, OnViewsField()],
     to: Placements,
     before: Annotated[Callable[..., Any], CallField("x, to", BEFORE)],
 ):
-    """Views of the mesh that were made, and tensors that were used on it before, do not change a redistribution."""
+    """Views of the mesh and earlier calls on its tensors do not change a redistribution."""
     before(x, to)
     return x.redistribute(placements=to)
 
@@ -261,13 +263,13 @@ bystander.due(under_target)
     "redistribute.planner",
     source="torch.distributed.tensor._redistribute, docstring of use_min_cost_redistribution_plan",
     control="mesh=2x2 x=5x6:S(0),S(0) to=R,S(1) plan=graph",
-    draw=to_elements(dims=(2, 3), extra={"plan": st.sampled_from(["graph", "greedy", "unmerged"])}),
+    draw=draw_moves_to_values(dims=(2, 3), extra={"plan": st.sampled_from(["graph", "greedy", "unmerged"])}),
     draws=42,
     weight=0.8,
     tier="extended",
 )
 def planner(x: DTensor, to: Placements, plan: Literal["graph", "greedy", "unmerged"]):
-    """The planner that is chosen decides how a redistribution moves its elements, not where they end."""
+    """Every planner of redistributions gives the same result."""
     compat.clear_redistribution_plans()
     try:
         with compat.unmerged_plan() if plan == "unmerged" else compat.min_cost_plan(plan == "graph"):
@@ -290,7 +292,7 @@ CASTS = {"float32": ("float64", "bfloat16"), "float64": ("float32",), "bfloat16"
 
 @st.composite
 def draw_cast(draw: st.DrawFn, limits: Limits) -> Case:
-    case = draw(to_elements(kinds=("R", "S"), dtypes=CASTS)(limits))
+    case = draw(draw_moves_to_values(kinds=("R", "S"), dtypes=CASTS)(limits))
     return case.with_fields(dtype=draw(st.sampled_from(CASTS[case.tensor("x").dtype])))
 
 
@@ -306,7 +308,7 @@ def draw_cast(draw: st.DrawFn, limits: Limits) -> Case:
     tier="extended",
 )
 def forward_dtype(x: DTensor, to: Placements, dtype: torch.dtype):
-    """A redistribution with forward_dtype is the redistribution of the tensor in that dtype."""
+    """A redistribution with forward_dtype gives that of the tensor cast to this dtype."""
     return x.redistribute(placements=to, forward_dtype=dtype)
 
 

@@ -1,4 +1,4 @@
-"""Laws of how meshes are made: from a shape, from process groups that exist already, and what makes none."""
+"""Laws of the creation of meshes, from a shape or from existing process groups, and of invalid arguments."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Device, MeshTable, NamedMesh, Rank, WordField, WorldSize
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.mesh.cases import DOC, ascending, mesh_law
-from shardlaw.conformance.laws.mesh.description import description, sums
-from shardlaw.conformance.laws.mesh.expected import described, names_of, summed
+from shardlaw.conformance.laws.mesh.cases import DOC, ascending_meshes, mesh_law
+from shardlaw.conformance.laws.mesh.description import describe, describe_due, dim_names, reduce_due, reduce_ranks
 
 FROM_GROUP = f"{DOC}.from_group"
 
@@ -24,23 +23,23 @@ FROM_GROUP = f"{DOC}.from_group"
     "init",
     "torch.distributed.device_mesh docs, init_device_mesh",
     "mesh=2x2",
-    sweep=lambda limits: [fields(mesh=mesh) for mesh in ascending(limits)],
+    sweep=lambda limits: [fields(mesh=mesh) for mesh in ascending_meshes(limits)],
     sweeps=16,
     weight=0.3,
 )
 def init(mesh: NamedMesh):
-    """init_device_mesh of a shape is the mesh of ranks 0, 1, ... row by row, with the names given."""
-    made = init_device_mesh(mesh.device_type, tuple(mesh.shape), mesh_dim_names=mesh.mesh_dim_names)
-    return {"mesh": description(made), "equality": made == mesh}
+    """init_device_mesh of a shape creates the mesh of ranks 0, 1, ... in row-major order, with the given names."""
+    created = init_device_mesh(mesh.device_type, tuple(mesh.shape), mesh_dim_names=mesh.mesh_dim_names)
+    return {"mesh": describe(created), "equality": created == mesh}
 
 
 @init.due
 def _(mesh, rank: Rank):
-    return {"mesh": described(mesh, names_of(mesh), rank), "equality": True}
+    return {"mesh": describe_due(mesh, dim_names(mesh), rank), "equality": True}
 
 
-def mesh_of_all(device, **options):
-    """The mesh that is made of the default group."""
+def mesh_from_world(device, **options):
+    """The mesh from the default group."""
     group = dist.group.WORLD
     assert group is not None
     return DeviceMesh.from_group(group, device, **options)
@@ -61,8 +60,8 @@ REFUSED = {
     "fractions": lambda device, world: DeviceMesh(device, torch.arange(world) + 0.5),
     "table-many-names": lambda device, world: DeviceMesh(device, [*range(world)], mesh_dim_names=("a", "b")),
     "table-same-name": lambda device, world: DeviceMesh(device, [[*range(world)]], mesh_dim_names=("a", "a")),
-    "group-many-names": lambda device, world: mesh_of_all(device, mesh_dim_names=("a", "b")),
-    "group-device-index": lambda device, world: mesh_of_all(f"{device}:0"),
+    "group-many-names": lambda device, world: mesh_from_world(device, mesh_dim_names=("a", "b")),
+    "group-device-index": lambda device, world: mesh_from_world(f"{device}:0"),
 }
 
 
@@ -81,8 +80,8 @@ def sweep_refusals(limits: Limits) -> list[Case]:
     weight=0.2,
 )
 def refusals(attempt: Annotated[str, WordField(REFUSED)], device: Device, world: WorldSize):
-    """A rank twice, outside the world or no whole number, a shape larger than the world, names that are not one a dim,
-    and one device of a type are refused."""
+    """Creating a mesh refuses repeated, missing and fractional ranks, too large shapes, names that are not one for each
+    dim, and a device index."""
     return {"refusal": caught(lambda: REFUSED[attempt](device.type, world))}
 
 
@@ -91,47 +90,38 @@ def _():
     return {"refusal": Refused()}
 
 
-def own_groups(table):
-    """A new group for each dim of a table, of the ranks along it through this rank. Every rank makes all groups."""
-    own = []
-    for dim in range(table.ndim):
-        for ranks in table.movedim(dim, -1).reshape(-1, table.shape[dim]).tolist():
-            group = dist.new_group(ranks)
-            if dist.get_rank() in ranks:
-                own.append(group)
-    return own
+def create_own_groups(table):
+    """Create the groups along all dims of a table, on every rank. Returns those of this rank, one for each dim."""
+    lists = [table.movedim(dim, -1).reshape(-1, table.shape[dim]).tolist() for dim in range(table.ndim)]
+    own = [dist.new_subgroups_by_enumeration(ranks)[0] for ranks in lists]
+    return [group for group in own if group is not None]
 
 
 def sweep_from_group(limits: Limits) -> list[Case]:
-    lines = [
-        f"mesh={mesh} table={table}"
-        for table in ("none", "list", "tensor", "tuple", "array")
-        for mesh in ("2", "3", "2@0,2", "2@1,2", "1@1", "4", "3@0,1,3")
-    ]
-    return texts(*lines)(limits)
+    tables, meshes = ("none", "list", "tensor", "tuple", "array"), ("2", "3", "2@0,2", "2@1,2", "1@1", "4", "3@0,1,3")
+    return texts(*(f"mesh={mesh} table={table}" for table in tables for mesh in meshes))(limits)
 
 
 @mesh_law("from-group", FROM_GROUP, "mesh=2 table=list", sweep=sweep_from_group, sweeps=35, weight=0.3)
 def from_group(mesh: MeshTable, table: Literal["none", "list", "tensor", "tuple", "array"], device: Device):
-    """A mesh from one group is the 1-D mesh of its ranks and communicates by that group; another table is refused."""
-    groups = own_groups(torch.tensor(mesh))
+    """A mesh from one group is the 1-D mesh of its ranks and has that group; a table of other ranks is refused."""
+    groups = create_own_groups(torch.tensor(mesh))
     if not groups:
         return {}
 
-    form: Any = {"tensor": torch.tensor, "tuple": tuple, "array": lambda ranks: torch.tensor(ranks).numpy()}.get(
-        table, list
-    )
+    forms = {"tensor": torch.tensor, "tuple": tuple, "array": lambda ranks: torch.tensor(ranks).numpy()}
+    form: Any = forms.get(table, list)
+
+    def from_table(ranks):
+        return DeviceMesh.from_group(groups[0], device.type, mesh=form(ranks))
+
     given = {} if table == "none" else {"mesh": form(mesh)}
-    made = DeviceMesh.from_group(groups[0], device.type, mesh_dim_names=("a",), **given)
+    created = DeviceMesh.from_group(groups[0], device.type, mesh_dim_names=("a",), **given)
     return {
-        "mesh": description(made),
-        "group": made.get_group() is groups[0],
-        "other table": caught(
-            lambda: DeviceMesh.from_group(groups[0], device.type, mesh=form([rank + 1 for rank in mesh]))
-        ),
-        "other order": caught(lambda: DeviceMesh.from_group(groups[0], device.type, mesh=form(mesh[::-1])))
-        if len(mesh) > 1
-        else None,
+        "mesh": describe(created),
+        "group": created.get_group() is groups[0],
+        "other table": caught(from_table, [rank + 1 for rank in mesh]),
+        "other order": caught(from_table, mesh[::-1]) if len(mesh) > 1 else None,
     }
 
 
@@ -140,7 +130,7 @@ def _(mesh, rank: Rank):
     if mesh.coord(rank) is None:
         return {}
     order = Refused() if mesh.size > 1 else None
-    return {"mesh": described(mesh, ("a",), rank), "group": True, "other table": Refused(), "other order": order}
+    return {"mesh": describe_due(mesh, ("a",), rank), "group": True, "other table": Refused(), "other order": order}
 
 
 def sweep_from_groups(limits: Limits) -> list[Case]:
@@ -159,12 +149,12 @@ def sweep_from_groups(limits: Limits) -> list[Case]:
     weight=0.4,
 )
 def from_groups(mesh: MeshTable, groups: Literal["own", "sliced", "turned"], device: Device):
-    """A mesh from several groups has the table given, and its dim i communicates by group i; less is refused, and so
-    are groups in another order than the dims of the table."""
+    """A mesh from several groups has the given table, and group i is that of dim i; missing groups, names or tables are
+    refused, and so are groups in another order than the dims of the table."""
     table = torch.tensor(mesh)
     names = ("a", "b", "c")[: table.ndim]
     if groups != "sliced":
-        given = own_groups(table)
+        given = create_own_groups(table)
     else:
         parent = DeviceMesh(device.type, table, mesh_dim_names=names)
         given = parent.get_all_groups() if parent.get_coordinate() is not None else []
@@ -176,11 +166,11 @@ def from_groups(mesh: MeshTable, groups: Literal["own", "sliced", "turned"], dev
 
     if groups == "turned":
         return {"turned": caught(lambda: make(groups=given[::-1]))}
-    made = make()
+    created = make()
     found = {
-        "mesh": description(made),
-        "group": [made.get_group(name) is group for name, group in zip(names, given, strict=False)],
-        "traffic": sums(made),
+        "mesh": describe(created),
+        "group": [created.get_group(name) is group for name, group in zip(names, given, strict=False)],
+        "traffic": reduce_ranks(created),
         "none": caught(lambda: make(groups=[])),
     }
     if table.ndim > 1:
@@ -198,8 +188,8 @@ def _(mesh, groups, rank: Rank):
         return {"turned": Refused()}
     refused = ("none", "no names", "no table", "arity") if mesh.ndim > 1 else ("none",)
     return {
-        "mesh": described(mesh, names_of(mesh), rank),
+        "mesh": describe_due(mesh, dim_names(mesh), rank),
         "group": [True] * mesh.ndim,
-        "traffic": summed(mesh, rank),
+        "traffic": reduce_due(mesh, rank),
         **dict.fromkeys(refused, Refused((ValueError, RuntimeError, TypeError))),
     }

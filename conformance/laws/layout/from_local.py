@@ -1,8 +1,8 @@
-"""Laws of tensors that are put together on each rank, by ``from_local``, and of the placements that say how."""
+"""Laws of ``DTensor.from_local``, of the equality of placements, and of tensors distributed as contributions."""
 
 from __future__ import annotations
 
-import math
+import itertools
 from typing import Annotated, Literal, cast
 
 import torch
@@ -16,7 +16,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of, Refused, caught
 from shardlaw.conformance.law.fields import Placements, Rank
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.layout.distribute import keeps_grad
+from shardlaw.conformance.laws.layout.distribute import REQUIRES_GRAD
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.tensor_fields import (
     ByRankField,
@@ -34,7 +34,7 @@ from shardlaw.reference import simulate
 from shardlaw.reference.placement import REDUCE_OPS, Partial, Placement, Replicate, Shard, StridedShard, shard_dim
 from shardlaw.reference.tensors import TensorSpec, dense
 from shardlaw.strategies import shapes
-from shardlaw.strategies.placements import placements as drawn_placements
+from shardlaw.strategies.placements import placements as draw_placements
 
 DOC = "torch.distributed.tensor docs"
 
@@ -44,7 +44,7 @@ DOC = "torch.distributed.tensor docs"
     source=f"{DOC}, DTensor.from_local and DTensor.to_local",
     control="mesh=2x2 x=5x6:S(0),P(sum)",
     draw=lambda limits: draws.placed(
-        limits, kinds=("R", "S", "_S", "P"), memories=("plain", "transposed"), extra=keeps_grad
+        limits, kinds=("R", "S", "_S", "P"), memories=("plain", "transposed"), extra=REQUIRES_GRAD
     ),
     draws=110,
     weight=0.6,
@@ -52,17 +52,17 @@ DOC = "torch.distributed.tensor docs"
 def from_local(
     local: Held, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf, stride: StrideOf, requires_grad: bool = False
 ):
-    """from_local with a global shape keeps each rank's tensor and its storage, and to_local gives it back."""
+    """from_local with a global shape keeps the local tensor and its storage, and to_local returns it."""
     local.requires_grad_(requires_grad)
     d = DTensor.from_local(local, mesh, placements, shape=shape, stride=stride)
-    back, written = d.to_local(), True
+    back, sees_writes = d.to_local(), True
     with torch.no_grad():
-        again = d.to_local().data_ptr()
+        pointer = d.to_local().data_ptr()
         if not any(placement.is_partial() for placement in placements):
             local.add_(1)
-            written = torch.equal(back, local)
+            sees_writes = torch.equal(back, local)
             local.sub_(1)
-    storage = back.data_ptr() == local.data_ptr(), again == local.data_ptr(), written
+    storage = back.data_ptr() == local.data_ptr(), pointer == local.data_ptr(), sees_writes
     metadata = {"requires_grad": d.requires_grad, "stride": tuple(d.stride())}
     return {"local": d, **metadata, "to_local": back, "same storage": storage}
 
@@ -71,31 +71,26 @@ def from_local(
 def _(local: Global, stride, rank: Rank, requires_grad=False):
     inside = local.mesh.coord(rank) is not None
     back = {"to_local": local.local(rank), "same storage": (True, True, True)}
-    given = {"local": local, "requires_grad": Of(requires_grad), "stride": Of(stride)}
-    return {**given, **(back if inside else dict.fromkeys(back, ...))}
+    metadata = {"requires_grad": Of(requires_grad), "stride": Of(stride)}
+    return {"local": local, **metadata, **(back if inside else dict.fromkeys(back, ...))}
 
 
-def draw_infer(limits: Limits) -> SearchStrategy[Case]:
-    mesh_drawn = st.sampled_from(draws.meshes(limits, outside=False, least=2))
-    odd = shapes(min_dims=1)
-    shape_drawn = st.sampled_from([shapes(min_dims=1, min_size=2)] * 7 + [odd]).flatmap(lambda drawn: drawn)
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh, local = draw(mesh_drawn), draw(shape_drawn)
-        at = draw(drawn_placements(mesh, len(local), kinds=("R", "S", "P")))
-        cuts = [
-            [size for size, p in zip(mesh.shape, at, strict=True) if shard_dim(p) == dim] for dim in range(len(local))
-        ]
-        shape = tuple(size * math.prod(parts) for size, parts in zip(local, cuts, strict=True))
-        memory = "plain" if min(local) < 2 else draw(st.sampled_from(["plain", "plain", "transposed"]))
-        return fields(mesh=mesh, x=TensorSpec(shape, at, memory=memory), seed=draw(draws.seeds()))
-
-    return case()
+@st.composite
+def draw_infer(draw: st.DrawFn, limits: Limits) -> Case:
+    any_shape, no_unit_dims = shapes(min_dims=1), shapes(min_dims=1, min_size=2)
+    mesh = draw(st.sampled_from(draws.meshes(limits, outside=False, least=2)))
+    local = draw(st.sampled_from([no_unit_dims] * 7 + [any_shape]).flatmap(lambda shape: shape))
+    at = draw(draw_placements(mesh, len(local), kinds=("R", "S", "P")))
+    shape = [*local]
+    for extent, dim in zip(mesh.shape, map(shard_dim, at), strict=True):
+        if dim is not None:
+            shape[dim] *= extent
+    memory = "plain" if min(local) < 2 else draw(st.sampled_from(["plain", "plain", "transposed"]))
+    return fields(mesh=mesh, x=TensorSpec(tuple(shape), at, memory=memory), seed=draw(draws.seeds()))
 
 
 def features_infer(case: Case) -> set[str]:
-    """A local extent of 1 leaves the order of strides open, whatever the global extent is."""
+    """``size-1`` by the local shape: with a local size of 1 the order of strides is undefined."""
     layout = layout_of(case)
     return {"size-1"} if 1 in layout.local_shape((0,) * layout.mesh.ndim) else set()
 
@@ -111,8 +106,7 @@ def features_infer(case: Case) -> set[str]:
     weight=0.4,
 )
 def infer(local: Held, mesh: DeviceMesh, placements: PlacedAs):
-    """Without a global shape, from_local computes it from the local shape as if all shards were even, and the stride
-    likewise."""
+    """Without a global shape, from_local computes shape and stride from the local ones as if all shards were even."""
     d = DTensor.from_local(local, mesh, placements)
     return {"local": d, "stride": [step for step, size in zip(d.stride(), d.shape, strict=True) if size > 1]}
 
@@ -124,24 +118,20 @@ def _(local: Global):
     return {"local": local, "stride": ... if 0 in shape else Of(stride)}
 
 
-def draw_checked(limits: Limits) -> SearchStrategy[Case]:
+@st.composite
+def draw_checked(draw: st.DrawFn, limits: Limits) -> Case:
     on = draws.meshes(limits, outside=False, tables=False, least=2)
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        how = draw(st.sampled_from(("data", "data", "data", "data", "shape", "dtype")))
-        base = draw(draws.placed(limits, on=on, kinds=("R", "S"), min_dims=1))
-        spec = base.tensor("x")
-        if how == "data":
-            return base.with_fields(how=how)
-        return base.with_fields(how=how, x=TensorSpec(tuple(max(size, 1) for size in spec.shape), spec.placements))
-
-    return case()
+    how = draw(st.sampled_from(("data", "data", "data", "data", "shape", "dtype")))
+    base = draw(draws.placed(limits, on=on, kinds=("R", "S"), min_dims=1))
+    spec = base.tensor("x")
+    if how == "data":
+        return base.with_fields(how=how)
+    return base.with_fields(how=how, x=TensorSpec(tuple(max(size, 1) for size in spec.shape), spec.placements))
 
 
 def sweep_checked(limits: Limits) -> list[Case]:
-    """Shards of 1 and 3 rows where the layout says 2 and 2; replicas on meshes whose table does not ascend, and on a
-    part of the world; tensors that lie differently in the memory of one rank."""
+    """Shards of 1 and 3 rows where the layout has 2 and 2; replicas on a sub-mesh and on meshes whose table does not
+    ascend; local tensors with another stride on one rank."""
     uneven = (("2", "4x3"), ("2", "4"), ("3", "6x2"), ("4", "8x3"))
     cases = [fields(mesh=mesh, x=f"{shape}:S(0)", how="sizes") for mesh, shape in uneven]
     cases += [fields(mesh="2@0,2", x="4x3:R", how="data")]
@@ -149,32 +139,31 @@ def sweep_checked(limits: Limits) -> list[Case]:
     return [case for case in cases if case.world <= limits.world_size] + draws.out_of_order("R", how="data")(limits)
 
 
-def passed(value: tuple[OwnValues, str], rank: int) -> torch.Tensor:
-    """The local tensor of a rank, with what is wrong about it: its values, its size, or of the last rank alone shape,
-    dtype or stride."""
+def faulty_local(value: tuple[OwnValues, str], rank: int) -> torch.Tensor:
+    """A local tensor with the fault ``how``: other values or numbers of rows on each rank, or another shape, dtype or
+    stride on the last rank."""
     x, how = value
-    whole, coord = Global.of(x.spec, x.mesh, x.seed), x.mesh.coord(rank)
+    right, coord = Global.of(x.spec, x.mesh, x.seed), x.mesh.coord(rank)
     if coord is None:
         return torch.empty(0)
     if how == "data":
         return x.of(rank).local(rank)
     if how == "sizes":
         sizes = [1, 3, 1, 3] if x.mesh.size == 4 else [1, *[2] * (x.mesh.size - 2), 3]
-        return whole.full.split(sizes)[coord[0]].clone()  # type: ignore[no-any-return]
-    local = whole.local(rank)
+        return right.full.split(sizes)[coord[0]].clone()  # type: ignore[no-any-return]
+    local = right.local(rank)
     if rank != max(x.mesh.ranks):
         return local
     if how == "shape":
-        largest = simulate.take(whole.full, whole.layout, (0,) * x.mesh.ndim)
+        largest = simulate.take(right.full, right.layout, (0,) * x.mesh.ndim)
         return torch.cat([largest, dense((1, *largest.shape[1:]), local.dtype)])
     return local.to(torch.float64) if how == "dtype" else local.t().contiguous().t()
 
 
-def values_and_fault(case: Case, name: str) -> tuple[OwnValues, str]:
-    return own_values(case, "x"), case.get("how")
-
-
-Passed = Annotated[torch.Tensor, ByRankField(values_and_fault, passed, "x", "how")]
+FaultyLocal = Annotated[
+    torch.Tensor,
+    ByRankField(lambda case, name: (own_values(case, "x"), case.get("how")), faulty_local, "x", "how"),
+]
 How = Literal["data", "shape", "dtype", "stride", "sizes"]
 
 
@@ -189,14 +178,14 @@ How = Literal["data", "shape", "dtype", "stride", "sizes"]
     needs=("broadcast", "object_collectives"),
     weight=0.6,
 )
-def run_check(local: Passed, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf, stride: StrideOf, how: How):
-    """from_local with run_check gives replicas the data of the first rank, and refuses local tensors that disagree
-    with each other or with the layout."""
+def run_check(local: FaultyLocal, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf, stride: StrideOf, how: How):
+    """from_local with run_check gives replicas the data of the first rank, and refuses local tensors whose metadata
+    differ from each other or from the layout."""
     if how == "data":
         checked = DTensor.from_local(local, mesh, placements, run_check=True, shape=shape, stride=stride)
         return {"data": checked.to_local()}
-    whole = {"shape": shape, "stride": stride} if how == "sizes" else {}
-    return {"refused": caught(lambda: DTensor.from_local(local, mesh, placements, run_check=True, **whole))}  # type: ignore[arg-type]
+    metadata = {"shape": shape, "stride": stride} if how == "sizes" else {}
+    return {"refused": caught(lambda: DTensor.from_local(local, mesh, placements, run_check=True, **metadata))}  # type: ignore[arg-type]
 
 
 @run_check.due
@@ -207,12 +196,12 @@ def _(x: OwnWhole, how, rank: Rank):
     coord = own.mesh.coord(rank)
     if coord is None:
         return {"data": ...}
-    replicated = [isinstance(placement, Replicate) for placement in own.spec.placements or ()]
-    first = own.mesh.rank_at(tuple(0 if free else at for free, at in zip(replicated, coord, strict=True)))
-    return {"data": own.of(first).local(rank)}
+    pairs = zip(own.spec.placements or (), coord, strict=True)
+    source = own.mesh.rank_at(tuple(0 if isinstance(placement, Replicate) else at for placement, at in pairs))
+    return {"data": own.of(source).local(rank)}
 
 
-EVERY: tuple[Placement, ...] = (
+PLACEMENTS: tuple[Placement, ...] = (
     *(Replicate(), Shard(0), Shard(1), Shard(-1)),
     *(StridedShard(0, 2), StridedShard(0, 3), StridedShard(1, 2), StridedShard(0, 1)),
     *(Partial(op) for op in REDUCE_OPS),
@@ -220,7 +209,7 @@ EVERY: tuple[Placement, ...] = (
 
 
 def sweep_placements(limits: Limits) -> list[Case]:
-    return [fields(a=a, b=b, world=2) for at, a in enumerate(EVERY) for b in EVERY[at:]]
+    return [fields(a=a, b=b, world=2) for a, b in itertools.combinations_with_replacement(PLACEMENTS, 2)]
 
 
 @law(
@@ -232,36 +221,36 @@ def sweep_placements(limits: Limits) -> list[Case]:
     weight=0.2,
 )
 def placement_equality(a: Placements, b: Placements):
-    """Placements are equal exactly when kind, dim, split factor and reduction are; equal ones hash alike; each knows
-    its kind and dim."""
-    (one,), (other,) = a, b
-    dim = getattr(one, "dim", 0)
+    """Placements are equal exactly when kind, dim, split factor and reduction are; equal ones have equal hashes;
+    is_shard, is_replicate and is_partial tell the kind and dim."""
+    (first,), (second,) = a, b
+    dim = getattr(first, "dim", 0)
     return {
-        "equality": (one == other, other == one, one != other),
-        "hash": hash(one) == hash(other),
-        "set": len({one, other}),
-        "kind": (one.is_replicate(), one.is_partial()),
-        "shard": (one.is_shard(), one.is_shard(dim), one.is_shard(dim + 1)),
+        "equality": (first == second, second == first, first != second),
+        "hash": hash(first) == hash(second),
+        "set": len({first, second}),
+        "kind": (first.is_replicate(), first.is_partial()),
+        "shard": (first.is_shard(), first.is_shard(dim), first.is_shard(dim + 1)),
     }
 
 
 @placement_equality.due
 def _(a, b):
-    (one,), same = a, a == b
-    shard = (True, True, False) if isinstance(one, Shard) else (False, ..., ...)
+    (first,), same = a, a == b
+    shard = (True, True, False) if isinstance(first, Shard) else (False, ..., ...)
     return {
         "equality": (same, same, not same),
         "hash": True if same else ...,
         "set": 2 - same,
-        "kind": (isinstance(one, Replicate), isinstance(one, Partial)),
-        "shard": ... if isinstance(one, StridedShard) else shard,
+        "kind": (isinstance(first, Replicate), isinstance(first, Partial)),
+        "shard": ... if isinstance(first, StridedShard) else shard,
     }
 
 
 def draw_partition(limits: Limits) -> SearchStrategy[Case]:
     ops = ("sum", "avg", "min", "max")
-    drawn = draws.placed(limits, kinds=("P", "R", "S"), reduce_ops=ops, dtypes=draws.FLOATS)
-    return drawn.filter(lambda case: "P(" in case.text)
+    placed = draws.placed(limits, kinds=("P", "R", "S"), reduce_ops=ops, dtypes=draws.FLOATS)
+    return placed.filter(lambda case: "P(" in case.text)
 
 
 @law(
@@ -274,7 +263,8 @@ def draw_partition(limits: Limits) -> SearchStrategy[Case]:
     tier="extended",
 )
 def partition(x: Whole, mesh: DeviceMesh, placements: PlacedAs):
-    """A tensor distributed as contributions to a sum, average, minimum or maximum reduces to itself."""
+    """The contributions to a sum, average, minimum or maximum as which a tensor is distributed reduce to that
+    tensor."""
     return {"contributions": distribute_tensor(x, mesh, placements, src_data_rank=None)}
 
 
