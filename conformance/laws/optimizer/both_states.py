@@ -40,28 +40,28 @@ from shardlaw.conformance.laws.checkpoint.models import (
 )
 from shardlaw.conformance.laws.checkpoint.trip import tensor_names
 from shardlaw.conformance.laws.optimizer.fields import (
-    PoisonedElsewhere,
+    PoisonedTarget,
     Tensors,
     WordsField,
-    given,
-    trained,
+    optimized_values,
+    values_with_grads,
 )
 from shardlaw.conformance.laws.optimizer.nets import (
     EXTRA,
-    Deep,
+    NestedStateOptimizer,
     Net,
-    is_whole,
-    learn,
-    named,
-    options_of,
-    wrapped,
+    by_state_name,
+    is_full_state,
+    state_options,
+    train_step,
+    wrap_model,
 )
 from shardlaw.conformance.laws.roundtrip.cases import narrow
 
 DOCS = "torch.distributed.checkpoint.state_dict docs"
 NEEDS = ("checkpoint", "object_collectives")
-HAVING = ("tied", "same", "extra", "hidden", "renamed", "frozen", "idle", "hollow", "scheduled")
-Having = Annotated[Sequence[str], WordsField(*HAVING)]
+TRAITS = ("tied", "same", "extra", "hidden", "renamed", "frozen", "idle", "hollow", "scheduled")
+Traits = Annotated[Sequence[str], WordsField(*TRAITS)]
 How = Annotated[Sequence[str], WordsField("plain", "flat", "whole", "broadcast", "apart", "offload")]
 FEATURES = {
     "tied": "tied",
@@ -84,16 +84,16 @@ Wrap = Literal[
 ]  # fmt: skip
 
 
-def optimizer_of(
-    net: Net, rates: Sequence[float], groups: str, having: Sequence[str], opt: str
+def make_optimizer(
+    net: Net, rates: Sequence[float], groups: str, traits: Sequence[str], opt: str
 ) -> torch.optim.Optimizer:
-    parameters, hollow = [*net.given(having).values()], "last" if "hollow" in having else None
+    parameters, hollow = [*net.given(traits).values()], "last" if "hollow" in traits else None
     if opt == "deep":
-        return Deep(with_rates(grouped(parameters, groups, hollow), rates))
+        return NestedStateOptimizer(with_rates(grouped(parameters, groups, hollow), rates))
     return adam(parameters, rates, groups, hollow)
 
 
-def names_of(state: Mapping[str, Any]) -> dict[str, Any]:
+def optimizer_state_names(state: Mapping[str, Any]) -> dict[str, Any]:
     """The names in the state of an optimizer; of a flat one the rates too, which are entries of it."""
     if "param_groups" in state:
         return {"names": sorted(state["state"]), "groups": [group["params"] for group in state["param_groups"]]}
@@ -101,12 +101,12 @@ def names_of(state: Mapping[str, Any]) -> dict[str, Any]:
     return {"names": sorted(name for name in state if name.startswith("state.")), "rates": rates}
 
 
-def together(
+def transfer_states(
     tensors: Tensors,
-    others: PoisonedElsewhere,
+    others: PoisonedTarget,
     rank: Rank,
     how: How = (),
-    with_: Having = (),
+    with_: Traits = (),
     wrap: Wrap = "none",
     wrap__load: Wrap | None = None,
     groups: Literal["each", "one"] = "each",
@@ -115,80 +115,86 @@ def together(
     """Both states, taken at once and given at once, make another model and its optimizer the first ones; their
     names are canonical."""
     net = Net(tensors, with_)
-    optimizer, model = optimizer_of(net, RATES, groups, with_, opt), wrapped(net, wrap)
+    optimizer, model = make_optimizer(net, RATES, groups, with_, opt), wrap_model(net, wrap)
     for group in optimizer.param_groups if "scheduled" in with_ else ():
         group["initial_lr"] = 2 * group["lr"]
-    learn(optimizer)
-    options = options_of(how)
-    taking = replace(options, broadcast_from_rank0=False)
-    model_state, optimizer_state = get_state_dict(model, optimizer, options=taking)
-    taken = {"taken": dict(model_state), "optimizer names": names_of(optimizer_state)}
+    train_step(optimizer)
+    options = state_options(how)
+    get_options = replace(options, broadcast_from_rank0=False)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=get_options)
+    saved = {"taken": dict(model_state), "optimizer names": optimizer_state_names(optimizer_state)}
 
     net = Net(others, with_, other=True)
-    held, parameters, inner = net.held(), net.given(with_), net.inner
-    optimizer, model = optimizer_of(net, OTHER_RATES, groups, with_, opt), wrapped(net, wrap__load or wrap)
+    target_tensors, parameters, inner = net.held(), net.given(with_), net.inner
+    optimizer, model = make_optimizer(net, OTHER_RATES, groups, with_, opt), wrap_model(net, wrap__load or wrap)
     states = (model_state, optimizer_state) if rank == 0 or "broadcast" not in how else ({}, {})
     if "apart" in how:
-        said = set_model_state_dict(model, states[0], options=options)
+        incompatible = set_model_state_dict(model, states[0], options=options)
         set_optimizer_state_dict(model, optimizer, states[1], options=options)
     else:
-        said = set_state_dict(model, optimizer, model_state_dict=states[0], optim_state_dict=states[1], options=options)
+        incompatible = set_state_dict(
+            model, optimizer, model_state_dict=states[0], optim_state_dict=states[1], options=options
+        )
     return {
-        **taken,
-        "told": [*said.missing_keys, *said.unexpected_keys],
-        "given": held,
+        **saved,
+        "told": [*incompatible.missing_keys, *incompatible.unexpected_keys],
+        "given": target_tensors,
         "extra": getattr(inner, "extra", None),
         **learned(parameters, optimizer),
         "scheduled": [group.get("initial_lr") for group in optimizer.param_groups],
     }
 
 
-def due_together(tensors, others, rank: Rank, how, with_, groups, opt):
-    parameters, hollow, deep = [*given(tensors, with_)], "last" if "hollow" in with_ else None, opt == "deep"
+def due_transfer(tensors, others, rank: Rank, how, with_, groups, opt):
+    parameters, hollow, deep = [*optimized_values(tensors, with_)], "last" if "hollow" in with_ else None, opt == "deep"
     rates = saved_rates(parameters, groups, hollow)
-    kept = keeps(trained(others, with_), rates, deep=deep)
-    whole = is_whole(how)
-    stated = {"_extra_state": Of(EXTRA, "wrong-value")} if "extra" in with_ else None
-    taken = named(dense(tensors) if whole else tensors, with_, stated)
-    names = optimizer_names(kept, parameters, rates, how, groups, hollow)
-    if rank > 0 and whole and "offload" in how:  # on the host of rank 0 alone
-        taken, names = {}, {"names": Of([]), "rates": {}}
+    due_optimizer = keeps(values_with_grads(others, with_), rates, deep=deep)
+    full = is_full_state(how)
+    extra = {"_extra_state": Of(EXTRA, "wrong-value")} if "extra" in with_ else None
+    saved = by_state_name(dense(tensors) if full else tensors, with_, extra)
+    names = due_optimizer_names(due_optimizer, parameters, rates, how, groups, hollow)
+    if rank > 0 and full and "offload" in how:  # on the host of rank 0 alone
+        saved, names = {}, {"names": Of([]), "rates": {}}
     return {
-        "taken": taken,
+        "taken": saved,
         "optimizer names": names,
         "told": Of([]),
-        "given": held_by(others, with_),
+        "given": due_tensors(others, with_),
         "extra": Of(EXTRA if "extra" in with_ else None, "wrong-value"),
-        **kept,
+        **due_optimizer,
         "scheduled": [2 * rate if "scheduled" in with_ else None for rate in rates],
     }
 
 
-def held_by(values: Mapping[str, Any], having: Sequence[str]) -> dict[str, Any]:
+def due_tensors(values: Mapping[str, Any], traits: Sequence[str]) -> dict[str, Any]:
     """What an other model holds when it was given a state: what is no part of one is still its own."""
-    return named(values, having, {"scratch": torch.full((3,), 2.0)} if "hidden" in having else None)
+    return by_state_name(values, traits, {"scratch": torch.full((3,), 2.0)} if "hidden" in traits else None)
 
 
-def optimizer_names(
-    kept: Any, parameters: list[str], rates: list[float], how: Sequence[str], groups: str, hollow: str | None
+def due_optimizer_names(
+    due_optimizer: Any, parameters: list[str], rates: list[float], how: Sequence[str], groups: str, hollow: str | None
 ) -> dict[str, Any]:
-    members = grouped(parameters, groups, hollow)
+    grouped_names = grouped(parameters, groups, hollow)
     if "flat" not in how:
-        return {"names": Of(sorted(kept["averages"])), "groups": Of(members)}
-    names = [f"state.{path}.{key}" for path, averages in kept["averages"].items() for key in ("step", *averages)]
-    by_name = {f"param_groups.{path}.lr": rate for group, rate in zip(members, rates, strict=True) for path in group}
+        return {"names": Of(sorted(due_optimizer["averages"])), "groups": Of(grouped_names)}
+    names = [
+        f"state.{path}.{key}" for path, averages in due_optimizer["averages"].items() for key in ("step", *averages)
+    ]
+    by_name = {
+        f"param_groups.{path}.lr": rate for group, rate in zip(grouped_names, rates, strict=True) for path in group
+    }
     return {"names": Of(sorted(names)), "rates": by_name}
 
 
 def features(case: Case) -> set[str]:
-    how, having = {*case.get("how", "plain").split(",")}, {*case.get("with", "").split(",")}
-    found = {"module"} | {feature for word, feature in FEATURES.items() if word in how | having}
+    how, traits = {*case.get("how", "plain").split(",")}, {*case.get("with", "").split(",")}
+    found = {"module"} | {feature for word, feature in FEATURES.items() if word in how | traits}
     found |= {f"way:{case.get(field)}" for field in ("wrap", "wrap.load") if case.get(field, "none") != "none"}
     found |= {"broadcast-both"} if "broadcast" in how and "apart" not in how else set()
     return found | ({"nested-state"} if case.get("opt", "adam") == "deep" else set())
 
 
-def swept(*lines: str, behind: int = 0) -> dict[str, Any]:
+def sweep_record(*lines: str, untried: int = 0) -> dict[str, Any]:
     """The part of a record that its cases make; the last ones, ``behind`` of them, smoke does not try."""
 
     def sweep(limits: Limits) -> list[Case]:
@@ -202,7 +208,7 @@ def swept(*lines: str, behind: int = 0) -> dict[str, Any]:
         """Those that still have two tensors: what is odd about a model hangs on them."""
         return narrow(case).map(lambda smaller: smaller if "a" in smaller else case)
 
-    return {"sweep": sweep, "sweeps": len(lines) - behind, "narrow": smaller, "needs": NEEDS, "smallest": 1}
+    return {"sweep": sweep, "sweeps": len(lines) - untried, "narrow": smaller, "needs": NEEDS, "smallest": 1}
 
 
 SMALL = "float32:small"
@@ -256,43 +262,43 @@ DEEP = (
 )
 
 
-def both(name: str, lines: Sequence[str], control: str, clause: str, source: str, behind: int = 0) -> Law:
-    made = law(
+def both_states_law(name: str, lines: Sequence[str], control: str, clause: str, source: str, untried: int = 0) -> Law:
+    built = law(
         f"optimizer.{name}",
         control=control,
         clause=clause,
         source=f"{DOCS}, {source}",
         features=features,
-        **swept(*lines, behind=behind),
-    )(together)
-    made.due(due_together)
-    return made
+        **sweep_record(*lines, untried=untried),
+    )(transfer_states)
+    built.due(due_transfer)
+    return built
 
 
 LAWS = (
-    both(
+    both_states_law(
         "together",
         TOGETHER,
         f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL}",
         "The states of a model and its optimizer, taken and given together, make another model and optimizer the same.",
         "get_state_dict, set_state_dict; StateDictOptions",
-        behind=1,
+        untried=1,
     ),
-    both(
+    both_states_law(
         "wrapped",
         WRAPPED,
         f"mesh=2 x=4x2:-:{SMALL} a=2:-:{SMALL} wrap=ddp",
         "Whatever wraps a model, its names in both states are its own, and both fit one that is wrapped differently.",
         "get_state_dict: the keys are canonical FQNs; DDP, FSDP and any combination of parallelisms",
     ),
-    both(
+    both_states_law(
         "tied",
         TIED,
         f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL} with=tied",
         "A parameter under two names is in the state of its model under both, in the optimizer's under the first.",
         "get_state_dict: canonical FQNs as returned by named_parameters",
     ),
-    both(
+    both_states_law(
         "deep",
         DEEP,
         f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL} opt=deep how=flat",

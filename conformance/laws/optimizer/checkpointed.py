@@ -39,9 +39,9 @@ from shardlaw.conformance.laws.checkpoint.models import (
     saved_rates,
 )
 from shardlaw.conformance.laws.optimizer.fields import Gradients, WorldMesh
-from shardlaw.conformance.laws.sharded_tensor.checkpoints import in_worlds, worlds
-from shardlaw.conformance.laws.sharded_tensor.fields import due_of, features_of_spec
-from shardlaw.conformance.laws.sharded_tensor.shards import as_told
+from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe_if_sharded
+from shardlaw.conformance.laws.sharded_tensor.checkpoints import world_fields, world_sizes
+from shardlaw.conformance.laws.sharded_tensor.fields import due_description, features_of_spec
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Shard as ReferenceShard
@@ -51,14 +51,14 @@ from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
 
 DOCS = "torch.distributed.checkpoint.state_dict docs"
-OFTEN = ("line", "fsdp", "line", "fsdp", "fsdp1")
+WAYS = ("line", "fsdp", "line", "fsdp", "fsdp1")
 PATHS = {"a": "a", "b": "inner.b", "c": "c"}
 Way = Literal["line", "fsdp", "fsdp1", "both"]
 Groups = Literal["each", "one", "back"]
 Hollow = Literal["first", "last"]
 
 
-class Summed(nn.Module):
+class ProductSum(nn.Module):
     """Its output is the sum of the products of its parameters with these gradients, which are so their gradients."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], grads: Mapping[str, torch.Tensor]) -> None:
@@ -81,14 +81,14 @@ def sharded_model(
     if way == "both":
         grid = DeviceMesh(mesh.device_type, mesh.mesh.view(-1, 2), mesh_dim_names=("full", "pair"))
         mesh, pair = grid["full"], grid["pair"]
-        grads = {name: in_rows(grad, pair) for name, grad in grads.items()}
-        zeros = {name: in_rows(full, pair) for name, full in zeros.items()}
+        grads = {name: shard_rows(grad, pair) for name, grad in grads.items()}
+        zeros = {name: shard_rows(full, pair) for name, full in zeros.items()}
     if way == "line":
-        zeros = {name: in_rows(full, mesh) for name, full in zeros.items()}
+        zeros = {name: shard_rows(full, mesh) for name, full in zeros.items()}
     parameters = {name: nn.Parameter(full, requires_grad=name != frozen) for name, full in zeros.items()}
     used = {name: grad for name, grad in grads.items() if name not in (unused, frozen)}
-    model: Any = Summed({name: parameter for name, parameter in parameters.items() if name != "b"}, used)
-    model.inner = Summed({"b": parameters["b"]}, used) if "b" in parameters else None
+    model: Any = ProductSum({name: parameter for name, parameter in parameters.items() if name != "b"}, used)
+    model.inner = ProductSum({"b": parameters["b"]}, used) if "b" in parameters else None
     if way in ("fsdp", "both"):
         for module in filter(None, (model.inner, model)):
             fully_shard(module, mesh=mesh)
@@ -99,28 +99,32 @@ def sharded_model(
     return model, used
 
 
-def in_rows(full: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+def shard_rows(full: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     return distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None)
 
 
-def learned(model: nn.Module, optimizer: torch.optim.Optimizer, way: Way, names: Iterable[str]) -> dict[str, Any]:
+def optimizer_contents(
+    model: nn.Module, optimizer: torch.optim.Optimizer, way: Way, names: Iterable[str]
+) -> dict[str, Any]:
     """The rates of an optimizer, and what it keeps of these parameters."""
     states: Any = get_optimizer_state_dict(model, optimizer)["state"] if way == "fsdp1" else None
     if states is None:
         states = {path: optimizer.state.get(parameter, {}) for path, parameter in model.named_parameters()}
-    kept = {PATHS[name]: states.get(PATHS[name], {}) for name in names}
-    found = {path: {key: as_told(average) for key, average in state.items()} for path, state in kept.items()}
-    return averages_and_rates(found, optimizer)
+    by_path = {PATHS[name]: states.get(PATHS[name], {}) for name in names}
+    described = {
+        path: {key: describe_if_sharded(average) for key, average in state.items()} for path, state in by_path.items()
+    }
+    return averages_and_rates(described, optimizer)
 
 
-def without(state: Mapping[str, Any], path: str) -> dict[str, Any]:
+def drop_parameter(state: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The state of an optimizer, flat or not, without that of one parameter."""
     if "state" in state:
         return {**state, "state": {name: value for name, value in state["state"].items() if name != path}}
     return {name: value for name, value in state.items() if not name.startswith(f"state.{path}.")}
 
 
-def due_learned(
+def due_optimizer_contents(
     grads: Mapping[str, torch.Tensor], way: Way, rank: int, world: int, names: Sequence[str], rates: Sequence[float]
 ) -> dict[str, Any]:
     """What :func:`learned` must find after a step: averages by rows over all ranks, pairs of ranks first where the
@@ -129,32 +133,34 @@ def due_learned(
     if way == "both" and world % 2:
         raise Meaningless("an odd number of ranks has no pairs")
 
-    def placed(full: torch.Tensor) -> Any:
+    def due_sharded(full: torch.Tensor) -> Any:
         if way == "fsdp1":
-            return due_of(full, ChunkSpec(0, ranks).shards(tuple(full.shape)), rank)
+            return due_description(full, ChunkSpec(0, ranks).shards(tuple(full.shape)), rank)
         if way == "both":
             pairs = Mesh((world // 2, 2), ranks)
             return Global(full, Layout(tuple(full.shape), pairs, (StridedShard(0, 2), ReferenceShard(0))))
         return Global(full, Layout(tuple(full.shape), Mesh((world,), ranks), (ReferenceShard(0),)))
 
-    kept = keeps({PATHS[name]: grad for name, grad in grads.items() if name not in names}, rates)
-    averages = {path: {key: placed(full) for key, full in one.items()} for path, one in kept["averages"].items()}
-    return {"rates": kept["rates"], "steps": kept["steps"], "averages": averages}
+    due = keeps({PATHS[name]: grad for name, grad in grads.items() if name not in names}, rates)
+    averages = {
+        path: {key: due_sharded(full) for key, full in tensors.items()} for path, tensors in due["averages"].items()
+    }
+    return {"rates": due["rates"], "steps": due["steps"], "averages": averages}
 
 
 def features(case: Case) -> set[str]:
-    saving, loading = worlds(case)
+    save_ranks, load_ranks = world_sizes(case)
     found = {f"way:{case.get('way')}", f"way:{case.get('way.load', case.get('way'))}", "module"}
     found |= {"fully-sharded"} if {*found} & {"way:fsdp", "way:fsdp1", "way:both"} else set()
-    found |= {"reworld"} if saving != loading else set()
-    named = {"unused": "stateless", "frozen": "frozen", "offload": "offloaded", "hollow": "hollow-group"}
-    found |= {feature for name, feature in named.items() if name in case}
+    found |= {"reworld"} if save_ranks != load_ranks else set()
+    by_field = {"unused": "stateless", "frozen": "frozen", "offload": "offloaded", "hollow": "hollow-group"}
+    found |= {feature for name, feature in by_field.items() if name in case}
     found |= {"flat-state"} if case.get("flat", "no") == "yes" else set()
     found |= {"regrouped"} if "back" in (case.get("groups", ""), case.get("groups.load", "")) else set()
     for name in PATHS:
         if name in case:
             shape = case.tensor(name).shape
-            for world in (saving, loading):
+            for world in (save_ranks, load_ranks):
                 found |= features_of_spec(shape, ChunkSpec(0, tuple(range(world))), tuple(range(world))) - {"shardless"}
     return found
 
@@ -164,10 +170,10 @@ def draw_states(limits: Limits) -> SearchStrategy[Case]:
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        saving, loading = draw(st.sampled_from(sizes)), draw(st.sampled_from(sizes))
-        ways = [(*OFTEN, "both", "both") if size % 2 == 0 else OFTEN for size in (saving, loading)]
-        way, way_load = (draw(st.sampled_from(some)) for some in ways)
-        found: dict[str, Any] = {**in_worlds(saving, loading)}
+        save_ranks, load_ranks = draw(st.sampled_from(sizes)), draw(st.sampled_from(sizes))
+        ways = [(*WAYS, "both", "both") if size % 2 == 0 else WAYS for size in (save_ranks, load_ranks)]
+        way, way_load = (draw(st.sampled_from(choices)) for choices in ways)
+        found: dict[str, Any] = {**world_fields(save_ranks, load_ranks)}
         names = "abc"[: draw(st.sampled_from((2, 3, 1)))]
         for name in names:
             shape = draw(shapes(min_dims=1, max_dims=2, min_size=1))
@@ -178,19 +184,25 @@ def draw_states(limits: Limits) -> SearchStrategy[Case]:
         if found["groups"] != "one":
             found["groups__load"] = draw(st.sampled_from((None, None, "back", "each")))
         found["offload"] = draw(st.sampled_from((None, None, None, "yes")))
-        odd = draw(st.integers(0, 5)) if len(names) > 1 and "fsdp1" not in (way, way_load) else 0
-        if odd == 5 and found["flat"] is None:
+        oddity = draw(st.integers(0, 5)) if len(names) > 1 and "fsdp1" not in (way, way_load) else 0
+        if oddity == 5 and found["flat"] is None:
             found["unused"] = names[-1]
-        if odd == 4:
+        if oddity == 4:
             found["frozen"] = names[-1]
-        if odd in (2, 3) and found["flat"] is None:
+        if oddity in (2, 3) and found["flat"] is None:
             found["hollow"] = "last"
         return fields(**found, seed=draw(st.integers(0, 9)) or None)
 
     return case()
 
 
-BOTH = ("way=both", "way=both flat=yes", "way=both way.load=fsdp", "way=fsdp way.load=both", "way=line way.load=both")
+BOTH_WAYS = (
+    "way=both",
+    "way=both flat=yes",
+    "way=both way.load=fsdp",
+    "way=fsdp way.load=both",
+    "way=line way.load=both",
+)
 STATES = (
     "world=3 world.save=2 world.load=3 a=5x3:-:float32:small b=7:-:float32:small way=fsdp",
     "world=3 world.save=3 world.load=2 a=5x3:-:float32:small b=2:-:float32:small way=fsdp way.load=line flat=yes",
@@ -203,7 +215,7 @@ STATES = (
     "world=2 a=4x3:-:float32:small b=6:-:float32:small way=fsdp way.load=line groups=each groups.load=back flat=yes",
     "world=2 a=4:-:float32:small b=6:-:float32:small way=fsdp groups=back groups.load=each hollow=last",
     "world=2 a=4:-:float32:small b=6:-:float32:small way=line hollow=first",
-    *(f"world=4 a=8x3:-:float32:small b=4:-:float32:small c=12:-:float32:small {how}" for how in BOTH),
+    *(f"world=4 a=8x3:-:float32:small b=4:-:float32:small c=12:-:float32:small {how}" for how in BOTH_WAYS),
     "world=4 world.save=4 world.load=2 a=8x3:-:float32:small b=4:-:float32:small way=both",
     "world=4 world.save=3 world.load=4 a=8:-:float32:small b=4x2:-:float32:small way=fsdp way.load=both",
 )
@@ -218,7 +230,7 @@ STATES = (
     draw=draw_states,
     draws=12,
     needs=("checkpoint", "object_collectives"),
-    stages=worlds,
+    stages=world_sizes,
     weight=2.0,
     features=features,
 )
@@ -242,19 +254,19 @@ def state(
     optimizer = adam([*model.parameters()], RATES, groups, hollow)
     if way == "line":
         for name, parameter in model.named_parameters():
-            parameter.grad = in_rows(used[name[-1]], mesh) if name[-1] in used else None
+            parameter.grad = shard_rows(used[name[-1]], mesh) if name[-1] in used else None
     else:
         model().backward()
     optimizer.step()
     optimizer.zero_grad()
     options = StateDictOptions(flatten_optimizer_state_dict=flat, cpu_offload=offload)
     save({"optim": get_optimizer_state_dict(model, optimizer, options=options)}, writer(folder))
-    return learned(model, optimizer, way, used)
+    return optimizer_contents(model, optimizer, way, used)
 
 
 @state.due
 def _(grads, way, rank: Rank, world: WorldSize, groups, hollow, unused, frozen):
-    return due_learned(grads, way, rank, world, [unused, frozen], saved_rates([*grads], groups, hollow))
+    return due_optimizer_contents(grads, way, rank, world, [unused, frozen], saved_rates([*grads], groups, hollow))
 
 
 @state.then
@@ -279,21 +291,23 @@ def state_loaded(
     model, used = sharded_model(grads, way, mesh, device, unused, frozen)
     optimizer = adam([*model.parameters()], OTHER_RATES, groups__load or groups, hollow)
     options = StateDictOptions(flatten_optimizer_state_dict=flat, cpu_offload=offload)
-    blank, refused = get_optimizer_state_dict(model, optimizer, options=options), None
-    wanted = {"optim": without(blank, PATHS[unused]) if unused else blank}
-    load(wanted, reader(folder))
+    fresh, refused = get_optimizer_state_dict(model, optimizer, options=options), None
+    state = {"optim": drop_parameter(fresh, PATHS[unused]) if unused else fresh}
+    load(state, reader(folder))
     if unused:
-        refused = caught(lambda: set_optimizer_state_dict(model, optimizer, wanted["optim"], options=options))
+        refused = caught(lambda: set_optimizer_state_dict(model, optimizer, state["optim"], options=options))
         options.strict = False
-    set_optimizer_state_dict(model, optimizer, wanted["optim"], options=options)
-    return {"missing": refused, **learned(model, optimizer, way, used)}
+    set_optimizer_state_dict(model, optimizer, state["optim"], options=options)
+    return {"missing": refused, **optimizer_contents(model, optimizer, way, used)}
 
 
 @state.due
 def _(grads, way, rank: Rank, world: WorldSize, way__load, groups, groups__load, hollow, unused, frozen):
     saved = dict(zip(map(tuple, grouped([*grads], groups, hollow)), saved_rates([*grads], groups, hollow), strict=True))
-    members = [tuple(group) for group in grouped([*grads], groups__load or groups, hollow)]
-    if not {*members} <= {*saved}:
+    load_groups = [tuple(group) for group in grouped([*grads], groups__load or groups, hollow)]
+    if not {*load_groups} <= {*saved}:
         raise Meaningless("there are other groups at the load than at the save")
-    due = due_learned(grads, way__load or way, rank, world, [unused, frozen], [saved[group] for group in members])
+    due = due_optimizer_contents(
+        grads, way__load or way, rank, world, [unused, frozen], [saved[group] for group in load_groups]
+    )
     return {"missing": Refused() if unused else None, **due}

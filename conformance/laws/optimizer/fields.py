@@ -22,7 +22,7 @@ from shardlaw.conformance.law.program.fields import OperandsField
 from shardlaw.conformance.laws.checkpoint.calls import poison
 from shardlaw.conformance.laws.checkpoint.models import Value, Values, changed, dense, frozen, parameters_of
 from shardlaw.conformance.laws.checkpoint.trip import placements_at_load, tensor_names
-from shardlaw.conformance.laws.optimizer.nets import is_whole
+from shardlaw.conformance.laws.optimizer.nets import is_full_state
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
 
@@ -51,8 +51,8 @@ class TensorsField(OperandsField):
             spec, seed = case.tensor(tensor), case.seed + 31 * at
             if "to" in self.more:
                 spec = spec.with_placements(placements_at_load(case, tensor))
-            whole = self.dense or spec.placements is None
-            found[tensor] = spec.build(seed) if whole else Global.of(spec, case.mesh(), seed)
+            is_plain = self.dense or spec.placements is None
+            found[tensor] = spec.build(seed) if is_plain else Global.of(spec, case.mesh(), seed)
         if not found:
             raise NotationError("there are no tensors")
         return found
@@ -68,26 +68,26 @@ class TensorsField(OperandsField):
         return replace(made, expression=re.sub(rf"'{name}_(\w)'", r"'\1'", made.expression))
 
 
-class GivenField(TensorsField):
+class StateTensorsField(TensorsField):
     """The tensors of a state that is given: placed like the model, or dense where ``how`` says that it is whole."""
 
     def fields(self, name: str) -> tuple[str, ...]:
         return (*super().fields(name), "how")
 
     def read(self, case: Case, name: str) -> dict[str, Value]:
-        return TensorsField(dense=is_whole(case.get("how", "plain").split(","))).read(case, name)
+        return TensorsField(dense=is_full_state(case.get("how", "plain").split(","))).read(case, name)
 
 
-def given(values: Values, having: Collection[str] = ()) -> dict[str, Any]:
+def optimized_values(values: Values, traits: Collection[str] = ()) -> dict[str, Any]:
     """What an optimizer is given of a model, by name."""
-    found = parameters_of(values)
-    return dict([*found.items()][:-1]) if "idle" in having else found
+    values_by_path = parameters_of(values)
+    return dict([*values_by_path.items()][:-1]) if "idle" in traits else values_by_path
 
 
-def trained(values: Values, having: Collection[str] = ()) -> dict[str, Any]:
+def values_with_grads(values: Values, traits: Collection[str] = ()) -> dict[str, Any]:
     """What has gradients of that."""
-    still = frozen(dense(values)) if "frozen" in having else []
-    return {path: value for path, value in given(values, having).items() if path[-1] not in still}
+    frozen_names = frozen(dense(values)) if "frozen" in traits else []
+    return {path: value for path, value in optimized_values(values, traits).items() if path[-1] not in frozen_names}
 
 
 class WordsField(Field):
@@ -125,9 +125,9 @@ class GroupField(Field):
 
 Tensors = Annotated[dict[str, Any], TensorsField()]
 Poisoned = Annotated[dict[str, Any], TensorsField(poisoned=True)]
-PoisonedElsewhere = Annotated[dict[str, Any], TensorsField("to", "to.x", "to.a", "to.b", "to.c", poisoned=True)]
-Whole = Annotated[dict[str, torch.Tensor], TensorsField(dense=True)]
-Given = Annotated[dict[str, Any], GivenField()]
+PoisonedTarget = Annotated[dict[str, Any], TensorsField("to", "to.x", "to.a", "to.b", "to.c", poisoned=True)]
+FullTensors = Annotated[dict[str, torch.Tensor], TensorsField(dense=True)]
+StateTensors = Annotated[dict[str, Any], StateTensorsField()]
 Gradients = Annotated[dict[str, torch.Tensor], TensorsField("world.save", "world.load", dense=True)]
 Group = Annotated[dist.ProcessGroup, GroupField()]
 WorldMesh = Annotated[

@@ -35,7 +35,7 @@ from shardlaw.conformance.laws.checkpoint.models import Model, frozen, in_model
 EXTRA, OTHER_EXTRA = {"count": 3, "name": "saved"}, {"count": 4, "name": "other"}
 
 
-class Stating(nn.Module):
+class ExtraStateModule(nn.Module):
     """A module with an extra state."""
 
     extra: Any = None
@@ -47,16 +47,16 @@ class Stating(nn.Module):
         self.extra = state
 
 
-class Renaming(nn.Module):
+class RenamingModule(nn.Module):
     """A module whose states call ``own.weight`` ``weight``."""
 
-    def __init__(self, own: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         self.own = nn.Module()
-        self.own.register_parameter("weight", nn.Parameter(own))
-        hooked: Any = self
-        hooked.register_state_dict_post_hook(Renaming.shorten)
-        hooked.register_load_state_dict_pre_hook(Renaming.lengthen)
+        self.own.register_parameter("weight", nn.Parameter(weight))
+        module: Any = self
+        module.register_state_dict_post_hook(RenamingModule.shorten)
+        module.register_load_state_dict_pre_hook(RenamingModule.lengthen)
 
     def shorten(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
         state[f"{prefix}weight"] = state.pop(f"{prefix}own.weight")
@@ -73,53 +73,58 @@ class Net(Model):
     """A model of these tensors; ``having`` names what else it has. What no tensor says is different in an
     ``other`` one."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], having: Collection[str] = (), other: bool = False) -> None:
-        still, inner = frozen(tensors) if "frozen" in having else (), Stating() if "extra" in having else None
-        super().__init__(tensors, still, inner)
+    def __init__(self, tensors: Mapping[str, torch.Tensor], traits: Collection[str] = (), other: bool = False) -> None:
+        frozen_names, inner = (
+            frozen(tensors) if "frozen" in traits else (),
+            ExtraStateModule() if "extra" in traits else None,
+        )
+        super().__init__(tensors, frozen_names, inner)
         first = next(iter(tensors))
         if inner is not None:
             inner.extra = dict(OTHER_EXTRA if other else EXTRA)
-        if "hidden" in having:
+        if "hidden" in traits:
             scratch = torch.full((3,), 2.0 if other else 1.0, device=tensors[first].device)
             self.inner.register_buffer("scratch", scratch, persistent=False)
-        if "tied" in having:
+        if "tied" in traits:
             self.head = nn.Module()
             self.head.register_parameter("weight", getattr(self, first))
-        if "same" in having:
+        if "same" in traits:
             self.outer = nn.Module()
             self.outer.again = self.inner
-        if "renamed" in having:
-            self.kept = Renaming(tensors[first].clone())
+        if "renamed" in traits:
+            self.kept = RenamingModule(tensors[first].clone())
 
     def held(self) -> dict[str, Any]:
         """What it holds, by canonical name."""
         return {path.replace(".own", ""): tensor for path, tensor in super().held().items()}
 
-    def given(self, having: Collection[str] = ()) -> dict[str, nn.Parameter]:
+    def given(self, traits: Collection[str] = ()) -> dict[str, nn.Parameter]:
         """The parameters that its optimizer is given, by canonical name."""
-        found = {path: parameter for path, parameter in self.named_parameters() if path != "kept.own.weight"}
-        return dict([*found.items()][:-1]) if "idle" in having else found
+        parameters = {path: parameter for path, parameter in self.named_parameters() if path != "kept.own.weight"}
+        return dict([*parameters.items()][:-1]) if "idle" in traits else parameters
 
 
-def named(
-    tensors: Mapping[str, Any], having: Collection[str] = (), inside: Mapping[str, Any] | None = None
+def by_state_name(
+    tensors: Mapping[str, Any], traits: Collection[str] = (), inner_entries: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The tensors, and what else is ``inside`` of the inner module, by all names that a model has for them, those
     at its top first."""
     first = next(iter(tensors.values()))
-    found = {**in_model(tensors), **{f"inner.{name}": value for name, value in (inside or {}).items()}}
-    if "same" in having:
-        found |= {
-            path.replace("inner.", "outer.again."): value for path, value in found.items() if path.startswith("inner.")
+    entries = {**in_model(tensors), **{f"inner.{name}": value for name, value in (inner_entries or {}).items()}}
+    if "same" in traits:
+        entries |= {
+            path.replace("inner.", "outer.again."): value
+            for path, value in entries.items()
+            if path.startswith("inner.")
         }
     return (
-        found
-        | ({"head.weight": first} if "tied" in having else {})
-        | ({"kept.weight": first} if "renamed" in having else {})
+        entries
+        | ({"head.weight": first} if "tied" in traits else {})
+        | ({"kept.weight": first} if "renamed" in traits else {})
     )
 
 
-INSIDE = {
+INNER_WRAPS = {
     "inside": "compile", "ddp-inside": "ddp",
     "recompute": "checkpoint", "recompute-inside": "checkpoint-compile", "recompute-ddp-inside": "checkpoint-ddp",
 }  # fmt: skip
@@ -130,17 +135,17 @@ WRAPPERS: dict[str, Any] = {
 }
 
 
-def wrapped(model: Any, wrap: str) -> nn.Module:
+def wrap_model(model: Any, wrap: str) -> nn.Module:
     """The model with something around it, or around the module inside of it."""
-    if wrap in INSIDE:
-        model.inner = wrapped(model.inner, INSIDE[wrap])
+    if wrap in INNER_WRAPS:
+        model.inner = wrap_model(model.inner, INNER_WRAPS[wrap])
         return model  # type: ignore[no-any-return]
     for how in reversed(wrap.split("-")) if wrap != "none" else ():
         model = WRAPPERS[how](model)
     return model  # type: ignore[no-any-return]
 
 
-class Deep(torch.optim.Optimizer):
+class NestedStateOptimizer(torch.optim.Optimizer):
     """Keeps what it has seen of a gradient in dicts within dicts, as Shampoo does."""
 
     def __init__(self, groups: Any) -> None:
@@ -154,31 +159,31 @@ class Deep(torch.optim.Optimizer):
             state["seen"] = {"left": {"0": parameter.grad / 2, "weight": 3}, "right": parameter.grad / 4}
 
 
-def learn(optimizer: torch.optim.Optimizer) -> None:
+def train_step(optimizer: torch.optim.Optimizer) -> None:
     """One step with the values of the parameters for gradients; the parameters stay what they are."""
-    trained = [
+    parameters = [
         parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
     ]
-    for parameter in trained:
+    for parameter in parameters:
         parameter.grad = parameter.detach().clone()
     optimizer.step()
     with torch.no_grad():
-        for parameter in trained:
+        for parameter in parameters:
             parameter.copy_(parameter.grad)
             parameter.grad = None
 
 
-def is_whole(how: Collection[str]) -> bool:
+def is_full_state(how: Collection[str]) -> bool:
     """Whether a state is given in whole tensors."""
     return "whole" in how or "broadcast" in how
 
 
-def options_of(how: Collection[str], **more: Any) -> StateDictOptions:
+def state_options(how: Collection[str], **options: Any) -> StateDictOptions:
     """The options under which a state is given."""
     return StateDictOptions(
-        full_state_dict=is_whole(how),
+        full_state_dict=is_full_state(how),
         broadcast_from_rank0="broadcast" in how,
         flatten_optimizer_state_dict="flat" in how,
         cpu_offload="offload" in how,
-        **more,
+        **options,
     )

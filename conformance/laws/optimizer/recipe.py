@@ -14,11 +14,11 @@ from shardlaw.conformance.law.fields import Device, Folder, Rank, WorldSize
 from shardlaw.conformance.laws.checkpoint.calls import load, save, told_plainly
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
 from shardlaw.conformance.laws.checkpoint.models import OTHER_RATES, RATES, adam, saved_rates
-from shardlaw.conformance.laws.optimizer.checkpointed import due_learned, learned, sharded_model
+from shardlaw.conformance.laws.optimizer.checkpointed import due_optimizer_contents, optimizer_contents, sharded_model
 from shardlaw.conformance.laws.optimizer.fields import Gradients, WorldMesh
 from shardlaw.conformance.laws.optimizer.sharded_load import DOCS
 
-SHOWN = (
+RECIPE_CASES = (
     "world=2 a=4x3:-:float32:small b=6:-:float32:small",
     "world=2 a=4x2:-:float32:small b=8:-:float32:small c=6x3:-:float32:small",
     "world=3 a=6x2:-:float32:small b=9:-:float32:small",
@@ -26,7 +26,7 @@ SHOWN = (
 )
 
 
-def held(state: dict[str, Any]) -> list[torch.Tensor]:
+def local_tensors(state: dict[str, Any]) -> list[torch.Tensor]:
     """What this rank holds of the sharded tensors of a state."""
     return [shard.tensor for _, sharded in sorted(state.items()) for shard in sharded.local_shards()]
 
@@ -34,9 +34,9 @@ def held(state: dict[str, Any]) -> list[torch.Tensor]:
 @law(
     "optimizer.recipe",
     source=f"{DOCS}: the example with FSDP; torch.distributed.fsdp docs, optim_state_dict_to_load",
-    control=SHOWN[0],
-    sweep=texts(*SHOWN),
-    sweeps=len(SHOWN),
+    control=RECIPE_CASES[0],
+    sweep=texts(*RECIPE_CASES),
+    sweeps=len(RECIPE_CASES),
     needs=("checkpoint", "object_collectives"),
     features=lambda case: {"module", "fully-sharded", "way:fsdp1"},
     weight=0.3,
@@ -55,19 +55,19 @@ def recipe(grads: Gradients, mesh: WorldMesh, device: Device, writer: Writer, re
     other, _ = sharded_model(grads, "fsdp1", mesh, device, "", "")
     second = adam([*other.parameters()], OTHER_RATES)
     with FullyShardedDataParallel.state_dict_type(other, StateDictType.SHARDED_STATE_DICT):
-        blank = {"model": other.state_dict()}
-        load(blank, reader(folder))
+        target = {"model": other.state_dict()}
+        load(target, reader(folder))
         with told_plainly():
-            found = dcp.load_sharded_optimizer_state_dict(blank["model"], "optim", reader(folder))
-        given = FullyShardedDataParallel.optim_state_dict_to_load(other, second, found["optim"])
-        second.load_state_dict(given)
-    same = all(map(torch.equal, held(state["model"]), held(blank["model"])))
-    return {"model as saved": same, **learned(other, second, "fsdp1", used)}
+            loaded = dcp.load_sharded_optimizer_state_dict(target["model"], "optim", reader(folder))
+        converted = FullyShardedDataParallel.optim_state_dict_to_load(other, second, loaded["optim"])
+        second.load_state_dict(converted)
+    equal = all(map(torch.equal, local_tensors(state["model"]), local_tensors(target["model"])))
+    return {"model as saved": equal, **optimizer_contents(other, second, "fsdp1", used)}
 
 
 @recipe.due
 def _(grads, rank: Rank, world: WorldSize):
     return {
         "model as saved": Of(True),
-        **due_learned(grads, "fsdp1", rank, world, [], saved_rates([*grads], "each", None)),
+        **due_optimizer_contents(grads, "fsdp1", rank, world, [], saved_rates([*grads], "each", None)),
     }

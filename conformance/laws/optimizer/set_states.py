@@ -31,25 +31,25 @@ from shardlaw.conformance.law.due import Either, Of, Refused, caught
 from shardlaw.conformance.law.fields import Rank, Word
 from shardlaw.conformance.laws.checkpoint.calls import poison
 from shardlaw.conformance.laws.checkpoint.models import OTHER_RATES, RATES, adam, changed, frozen
-from shardlaw.conformance.laws.optimizer.both_states import DOCS, SMALL, Having, How, Wrap, held_by, swept
+from shardlaw.conformance.laws.optimizer.both_states import DOCS, SMALL, How, Traits, Wrap, due_tensors, sweep_record
 from shardlaw.conformance.laws.optimizer.both_states import features as features_of_both
-from shardlaw.conformance.laws.optimizer.fields import Given, Poisoned, given
+from shardlaw.conformance.laws.optimizer.fields import Poisoned, StateTensors, optimized_values
 from shardlaw.conformance.laws.optimizer.nets import (
     EXTRA,
     OTHER_EXTRA,
     Net,
-    named,
-    options_of,
-    wrapped,
+    by_state_name,
+    state_options,
+    wrap_model,
 )
 
 MODEL = f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL}"
 
 
-def given_state(
+def state_to_set(
     tensors: Mapping[str, Any],
     how: Sequence[str],
-    having: Sequence[str],
+    traits: Sequence[str],
     rank: int,
     lacks: str = "",
     adds: bool = False,
@@ -57,14 +57,14 @@ def given_state(
     """The state of a model that is given on this rank."""
     if "broadcast" in how and rank > 0:
         return {}
-    state = named(tensors, having, {"_extra_state": EXTRA} if "extra" in having else None)
-    more = {"stranger": torch.ones(2)} if adds else {}
-    return {path: value for path, value in state.items() if path not in lacking(tensors, having, lacks)} | more
+    state = by_state_name(tensors, traits, {"_extra_state": EXTRA} if "extra" in traits else None)
+    added = {"stranger": torch.ones(2)} if adds else {}
+    return {path: value for path, value in state.items() if path not in state_names_of(tensors, traits, lacks)} | added
 
 
-def lacking(tensors: Mapping[str, Any], having: Sequence[str], lacks: str) -> list[str]:
+def state_names_of(tensors: Mapping[str, Any], traits: Sequence[str], lacks: str) -> list[str]:
     """The names in the state of a model for one of its tensors, or for its ``extra`` state."""
-    names = named({name: name for name in tensors}, having, {"_extra_state": "extra"})
+    names = by_state_name({name: name for name in tensors}, traits, {"_extra_state": "extra"})
     return [path for path, name in names.items() if name == lacks]
 
 
@@ -98,14 +98,14 @@ LENIENT = (
     source=f"{DOCS}, StateDictOptions: strict; set_state_dict: missing_keys, unexpected_keys, keys that are modules",
     control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small lacks=x adds=yes",
     features=features,
-    **swept(*LENIENT),
+    **sweep_record(*LENIENT),
 )
 def lenient(
-    tensors: Given,
+    tensors: StateTensors,
     others: Poisoned,
     rank: Rank,
     how: How = (),
-    with_: Having = (),
+    with_: Traits = (),
     wrap: Wrap = "none",
     lacks: Word = "",
     adds: bool = False,
@@ -114,39 +114,40 @@ def lenient(
     """Not strictly, a state is loaded as far as it goes: what it lacks stays as it was, what it has beyond is told
     by name."""
     net = Net(others, with_, other=True)
-    held, inner = net.held(), net.inner
-    model = wrapped(net, wrap)
-    options = options_of(how, strict=False)
-    state = given_state(tensors, how, with_, rank, lacks, adds)
+    target_tensors, inner = net.held(), net.inner
+    model = wrap_model(net, wrap)
+    options = state_options(how, strict=False)
+    state = state_to_set(tensors, how, with_, rank, lacks, adds)
     if by:
         state = {
             inner: {path.removeprefix("inner."): value for path, value in state.items() if path.startswith("inner.")}
         }
-    said = set_model_state_dict(model, state, options=options)
+    incompatible = set_model_state_dict(model, state, options=options)
     return {
-        "given": held,
+        "given": target_tensors,
         "extra": getattr(inner, "extra", None),
-        "missing": sorted(said.missing_keys),
-        "unexpected": said.unexpected_keys,
+        "missing": sorted(incompatible.missing_keys),
+        "unexpected": incompatible.unexpected_keys,
     }
 
 
 @lenient.due
 def _(others, how, with_, wrap, lacks, adds, by):
-    spared = lacking(others, with_, lacks)
-    spared += [path for path in named(others, with_) if by and not path.startswith("inner.")]
-    told = wrap == "none" and "broadcast" not in how
+    untouched = state_names_of(others, with_, lacks)
+    untouched += [path for path in by_state_name(others, with_) if by and not path.startswith("inner.")]
+    reports_names = wrap == "none" and "broadcast" not in how
     return {
         "given": {
-            path: changed(value, poison) if path in spared else value for path, value in held_by(others, with_).items()
+            path: changed(value, poison) if path in untouched else value
+            for path, value in due_tensors(others, with_).items()
         },
         "extra": Of((OTHER_EXTRA if lacks == "extra" else EXTRA) if "extra" in with_ else None, "wrong-value"),
-        "missing": Of(sorted(spared)) if told else ...,
-        "unexpected": Of(["stranger"] if adds else []) if told else ...,
+        "missing": Of(sorted(untouched)) if reports_names else ...,
+        "unexpected": Of(["stranger"] if adds else []) if reports_names else ...,
     }
 
 
-BLANK = (
+ON_META = (
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} how=broadcast blank=all with=extra",
     "mesh=3 x=2x3:S(0) a=7:S(0):float64 b=3:-:bfloat16 how=broadcast blank=all",
     "mesh=2x2 x=5x4:S(0),S(1) a=6:R,S(0) how=broadcast blank=first",
@@ -160,18 +161,23 @@ BLANK = (
     source=f"{DOCS}, StateDictOptions: broadcast_from_rank0, shard according to the local shards in the model",
     control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small how=broadcast blank=all",
     features=features,
-    **swept(*BLANK),
+    **sweep_record(*ON_META),
 )
 def blank(
-    tensors: Given, others: Poisoned, rank: Rank, blank: Literal["all", "first"], how: How = (), with_: Having = ()
+    tensors: StateTensors,
+    others: Poisoned,
+    rank: Rank,
+    blank: Literal["all", "first"],
+    how: How = (),
+    with_: Traits = (),
 ):
     """A model without memory gets it with the whole state that it is given, placed as it was without."""
     net = Net(others, with_, other=True)
     for path, parameter in [*net.named_parameters()][: 1 if blank == "first" else None]:
-        home, _, name = path.rpartition(".")
+        module, _, name = path.rpartition(".")
         on_meta = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-        net.get_submodule(home).register_parameter(name, on_meta)
-    set_model_state_dict(net, given_state(tensors, how, with_, rank), options=options_of(how))
+        net.get_submodule(module).register_parameter(name, on_meta)
+    set_model_state_dict(net, state_to_set(tensors, how, with_, rank), options=state_options(how))
     return {
         "without memory": [path for path, tensor in net.held().items() if tensor.is_meta],
         "filled": {path: None if tensor.is_meta else tensor for path, tensor in net.held().items()},
@@ -184,13 +190,15 @@ def blank(
 def _(tensors, others, with_):
     return {
         "without memory": Of([]),
-        "filled": held_by(others, with_),
+        "filled": due_tensors(others, with_),
         "extra": Of(EXTRA if "extra" in with_ else None, "wrong-value"),
-        "without gradients": Of([path for path in named(tensors) if "frozen" in with_ and path[-1] in frozen(tensors)]),
+        "without gradients": Of(
+            [path for path in by_state_name(tensors) if "frozen" in with_ and path[-1] in frozen(tensors)]
+        ),
     }
 
 
-REFUSES = (
+REFUSED = (
     f"{MODEL} what=broadcast-get",
     f"{MODEL} what=broadcast-get-model",
     f"{MODEL} what=broadcast-set",
@@ -213,7 +221,7 @@ REFUSES = (
     f"mesh=2 x=4x2:S(0):{SMALL} a=4:R:{SMALL} what=size how=broadcast",
     f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} what=size how=broadcast",
 )
-WHAT = Literal[
+Request = Literal[
     "no-optimizer", "empty-model", "empty-optimizer", "lacks", "adds", "texts", "groups", "merged", "unkept",
     "several", "size", "broadcast-get", "broadcast-get-model", "broadcast-set",
 ]  # fmt: skip
@@ -224,15 +232,15 @@ WHAT = Literal[
     source=f"{DOCS}, StateDictOptions: broadcast_from_rank0 needs full_state_dict; strict; get_state_dict",
     control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small what=broadcast-get",
     features=features,
-    **swept(*REFUSES),
+    **sweep_record(*REFUSED),
 )
 def refuses(
-    tensors: Given,
+    tensors: StateTensors,
     others: Poisoned,
     rank: Rank,
-    what: WHAT,
+    what: Request,
     how: How = (),
-    with_: Having = (),
+    with_: Traits = (),
     wrap: Wrap = "none",
     lacks: Word = "",
     adds: bool = False,
@@ -243,29 +251,33 @@ def refuses(
     net = Net(others, with_, other=True)
     parameters = [*net.given().values()]
     optimizer = adam(parameters, OTHER_RATES, "each", "last" if "hollow" in with_ else None)
-    model, options, alone = wrapped(net, wrap), options_of(how), StateDictOptions(broadcast_from_rank0=True)
-    state = given_state(tensors, how, with_, rank, lacks, adds)
+    model, options, broadcast_only = (
+        wrap_model(net, wrap),
+        state_options(how),
+        StateDictOptions(broadcast_from_rank0=True),
+    )
+    state = state_to_set(tensors, how, with_, rank, lacks, adds)
     attempts = {
         "no-optimizer": lambda: get_optimizer_state_dict(model, []),
         "empty-model": lambda: set_model_state_dict(model, {}),
         "empty-optimizer": lambda: set_state_dict(model, optimizer, model_state_dict=state, optim_state_dict={}),
         "lacks": lambda: set_model_state_dict(model, state, options=options),
         "adds": lambda: set_model_state_dict(model, state, options=options),
-        "texts": lambda: ask_for_texts(model, optimizer),
-        "groups": lambda: give_groups(model, optimizer, saved),
-        "several": lambda: give_to_two(model, optimizer),
-        "merged": lambda: give_one_group(model, optimizer, [*named(tensors)]),
-        "unkept": lambda: give_no_averages(model, optimizer, next(iter(named(tensors))), options),
-        "size": lambda: set_model_state_dict(model, cut_short(state), options=options),
-        "broadcast-get": lambda: get_state_dict(model, optimizer, options=alone),
-        "broadcast-get-model": lambda: get_model_state_dict(model, options=alone),
-        "broadcast-set": lambda: set_model_state_dict(model, state, options=alone),
+        "texts": lambda: get_texts_flat(model, optimizer),
+        "groups": lambda: set_with_groups(model, optimizer, saved),
+        "several": lambda: set_on_two(model, optimizer),
+        "merged": lambda: set_merged_groups(model, optimizer, [*by_state_name(tensors)]),
+        "unkept": lambda: set_without_entry(model, optimizer, next(iter(by_state_name(tensors))), options),
+        "size": lambda: set_model_state_dict(model, with_fewer_rows(state), options=options),
+        "broadcast-get": lambda: get_state_dict(model, optimizer, options=broadcast_only),
+        "broadcast-get-model": lambda: get_model_state_dict(model, options=broadcast_only),
+        "broadcast-set": lambda: set_model_state_dict(model, state, options=broadcast_only),
     }
     refused = caught(attempts[what])
-    return {what: refused, "names what is missing": next(iter(named(tensors))) in str(refused)}
+    return {what: refused, "names what is missing": next(iter(by_state_name(tensors))) in str(refused)}
 
 
-def ask_for_texts(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+def get_texts_flat(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     """Ask for a flat state of an optimizer that keeps texts."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -273,7 +285,7 @@ def ask_for_texts(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     return get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
 
 
-def give_groups(model: nn.Module, optimizer: torch.optim.Optimizer, empty: int) -> Any:
+def set_with_groups(model: nn.Module, optimizer: torch.optim.Optimizer, empty: int) -> Any:
     """Give the state of an optimizer with so many groups without parameters."""
     state: Any = get_optimizer_state_dict(model, optimizer)
     first = {**state["param_groups"][0], "params": []}
@@ -281,15 +293,15 @@ def give_groups(model: nn.Module, optimizer: torch.optim.Optimizer, empty: int) 
     return set_optimizer_state_dict(model, optimizer, state)
 
 
-def give_to_two(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+def set_on_two(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     """Give the state of two optimizers, one of which has a group without parameters, to both."""
     groups = [group["params"] for group in optimizer.param_groups]
-    pair = [adam([one for group in some for one in group], OTHER_RATES, "each", hollow)
-            for some, hollow in ((groups[:1], "last"), (groups[1:], None))]  # fmt: skip
+    pair = [adam([one for group in chosen for one in group], OTHER_RATES, "each", hollow)
+            for chosen, hollow in ((groups[:1], "last"), (groups[1:], None))]  # fmt: skip
     return set_optimizer_state_dict(model, pair, get_optimizer_state_dict(model, pair))
 
 
-def give_one_group(model: nn.Module, optimizer: torch.optim.Optimizer, names: list[str]) -> Any:
+def set_merged_groups(model: nn.Module, optimizer: torch.optim.Optimizer, names: list[str]) -> Any:
     """Give the state of an optimizer with one group of all parameters; returns the rates that follow from it."""
     state: Any = get_optimizer_state_dict(model, optimizer)
     state["param_groups"] = [{**state["param_groups"][0], "params": names, "lr": RATES[0]}]
@@ -297,7 +309,7 @@ def give_one_group(model: nn.Module, optimizer: torch.optim.Optimizer, names: li
     return [group.get("lr") for group in optimizer.param_groups]
 
 
-def give_no_averages(model: nn.Module, optimizer: torch.optim.Optimizer, path: str, options: StateDictOptions) -> Any:
+def set_without_entry(model: nn.Module, optimizer: torch.optim.Optimizer, path: str, options: StateDictOptions) -> Any:
     """Give a state that has nothing of one parameter, but for its group."""
     state: Any = get_optimizer_state_dict(model, optimizer, options=options)
     lost = [name for name in state if name.startswith(f"state.{path}.")]
@@ -308,7 +320,7 @@ def give_no_averages(model: nn.Module, optimizer: torch.optim.Optimizer, path: s
     return set_optimizer_state_dict(model, optimizer, state, options=options)
 
 
-def cut_short(state: Mapping[str, Any]) -> dict[str, Any]:
+def with_fewer_rows(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state of which the first tensor has fewer rows."""
     return {path: value[: len(value) // 2] if at == 0 else value for at, (path, value) in enumerate(state.items())}
 
@@ -316,7 +328,7 @@ def cut_short(state: Mapping[str, Any]) -> dict[str, Any]:
 @refuses.due
 def _(tensors, what):
     if what == "merged":
-        rates = [RATES[0]] * len(given(tensors))
+        rates = [RATES[0]] * len(optimized_values(tensors))
         return {what: Either((rates, Refused((ValueError, RuntimeError, KeyError)))), "names what is missing": ...}
     message = "the refusal does not name the parameter"
     return {what: Refused(), "names what is missing": Of(True, "wrong-error", message) if what == "unkept" else ...}

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 # A leaf of a case is a field of one letter, in the notation of shardlaw.reference.checkpoint.sharded_leaf.
 LEAVES = "abcdn"
-LEAF = "leaves SHAPE[:DTYPE]/BOX@RANKS;..., SHAPE/whole@RANKS or value@RANKS, and how many ranks there are"
+LEAF_NOTATION = "leaves SHAPE[:DTYPE]/BOX@RANKS;..., SHAPE/whole@RANKS or value@RANKS, and how many ranks there are"
 
 
-def leaves(case: Case) -> dict[str, ShardedLeaf]:
+def parse_leaves(case: Case) -> dict[str, ShardedLeaf]:
     """The leaves of a case by name, in their order."""
     return {name: ShardedLeaf.parse(text) for name, text in case.fields if len(name) == 1 and name in LEAVES}
 
 
-def ranks_of(*meshes: Mesh) -> int:
+def rank_count(*meshes: Mesh) -> int:
     return max(rank + 1 for mesh in meshes for rank in mesh.ranks)
 
 
@@ -57,10 +57,10 @@ def leaf_values(leaf: ShardedLeaf) -> Any:
     return None if leaf.kind == "value" else (leaf.shape, DTYPES[leaf.dtype], sorted(boxes_values(boxes)))
 
 
-class OfLeaves(Field):
+class LeafField(Field):
     """What a case says in fields of one letter."""
 
-    takes = LEAF
+    takes = LEAF_NOTATION
     always = True
     more: tuple[str, ...] = ("ranks",)
 
@@ -68,28 +68,28 @@ class OfLeaves(Field):
         return ("*", *self.more)
 
 
-class PlansField(OfLeaves):
+class PlansField(LeafField):
     """The local plan of every rank: the act gets lists of plain items, the due function the reference's plans."""
 
     def read(self, case: Case, name: str) -> list[Plan]:
-        return plans_of(leaves(case), case.integer("ranks"))
+        return plans_of(parse_leaves(case), case.integer("ranks"))
 
     def build(self, value: Any, here: RankContext) -> Any:
         return [[item_values(item) for item in plan] for plan in value]
 
 
-class LeavesField(OfLeaves):
+class LeavesField(LeafField):
     """For due functions: what metadata must say of every leaf."""
 
     def read(self, case: Case, name: str) -> dict[str, Any]:
-        return {name: leaf_values(leaf) for name, leaf in sorted(leaves(case).items())}
+        return {name: leaf_values(leaf) for name, leaf in sorted(parse_leaves(case).items())}
 
 
-class SavedLeavesField(OfLeaves):
+class SavedLeavesField(LeafField):
     """What a checkpoint has of the leaves, each under a name of its own, as plain values."""
 
     def read(self, case: Case, name: str) -> Metadata:
-        plans = plans_of({f"{name}.leaf": leaf for name, leaf in leaves(case).items()}, case.integer("ranks"))
+        plans = plans_of({f"{name}.leaf": leaf for name, leaf in parse_leaves(case).items()}, case.integer("ranks"))
         return describe(dedup(plans))
 
     def build(self, value: Any, here: RankContext) -> Any:
@@ -99,14 +99,16 @@ class SavedLeavesField(OfLeaves):
         }
 
 
-class DestinationField(OfLeaves):
+class DestinationField(LeafField):
     """What is loaded into: what was saved, by its shape, ``None`` for a value; but the culprit is as ``want`` says."""
 
     takes = "culprit=NAME want=SHAPE, or want=value"
     more = ("ranks", "culprit", "want")
 
     def read(self, case: Case, name: str) -> dict[str, Any]:
-        found = {f"{name}.leaf": None if leaf.kind == "value" else leaf.shape for name, leaf in leaves(case).items()}
+        found = {
+            f"{name}.leaf": None if leaf.kind == "value" else leaf.shape for name, leaf in parse_leaves(case).items()
+        }
         want = case.get("want")
         return {**found, f"{case.get('culprit')}.leaf": None if want == "value" else parse_shape(want)}
 
@@ -159,7 +161,7 @@ class MeshState(t.End):
         lines = [f"mesh = {compat.MESH_FOR_RANK.format(literal.nested_ranks(self.mesh))}"] if self.layouts else []
         for tensor in dict.fromkeys(slot_names(self.state)):
             spec = self.specs[tensor]
-            sizes = {rank: self.local_shape(tensor, rank) for rank in range(ranks_of(self.mesh))}
+            sizes = {rank: self.local_shape(tensor, rank) for rank in range(rank_count(self.mesh))}
             own = f"{sizes}[seat]" if len({*sizes.values()}) > 1 else f"{sizes[0]}"
             made = f"torch.zeros({own}, dtype={spec.torch_dtype})"
             if spec.placements is not None:
@@ -174,26 +176,26 @@ def _stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
 
 
-def specs_of(case: Case) -> dict[str, TensorSpec]:
+def tensor_specs(case: Case) -> dict[str, TensorSpec]:
     return {name: case.tensor(name) for name in ("x", "a") if name in case}
 
 
-class StatesField(OfLeaves):
+class StatesField(LeafField):
     """The field ``state``, or every tensor under its name: a list of the states that the ranks hold."""
 
     takes = "a state such as {x:x,n:1}, its tensors x and a, and their mesh"
     more: tuple[str, ...] = ("mesh", "state")
 
     def read(self, case: Case, name: str) -> MeshState:
-        specs = specs_of(case)
+        specs = tensor_specs(case)
         return MeshState(t.state_of(case, specs), case.mesh(), specs)
 
     def build(self, value: Any, here: RankContext) -> Any:
-        return [value.live(here, rank) for rank in range(ranks_of(value.mesh))]
+        return [value.live(here, rank) for rank in range(rank_count(value.mesh))]
 
     def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         return ScriptArgument(
-            f"[state(seat) for seat in range({ranks_of(value.mesh)})]", (), (value.function("state"),)
+            f"[state(seat) for seat in range({rank_count(value.mesh)})]", (), (value.function("state"),)
         )
 
 
@@ -220,7 +222,7 @@ class SavedTensorField(SavedLeavesField):
             return describe([plain_items("x", spec.shape, spec.dtype)])
         layout = Layout(spec.shape, mesh, spec.placements)
         return describe(
-            dedup([shard_items("x", layout, mesh.coord(rank), spec.dtype) for rank in range(ranks_of(mesh))])
+            dedup([shard_items("x", layout, mesh.coord(rank), spec.dtype) for rank in range(rank_count(mesh))])
         )
 
 
@@ -236,7 +238,7 @@ class SavesField(StatesField):
         return case.get("order"), {which: self._state(case, which) for which in sorted(wanted)}
 
     def _state(self, case: Case, which: str) -> MeshState:
-        specs, change = specs_of(case), case.get("change") if which == "b" else "same"
+        specs, change = tensor_specs(case), case.get("change") if which == "b" else "same"
         state: State = {**{name: Slot(name) for name in specs}, "n": 1}
         x = specs["x"]
         match change:
@@ -271,7 +273,7 @@ class SavesField(StatesField):
 
     def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         order, states = value
-        seats = max(ranks_of(state.mesh) for state in states.values())
+        seats = max(rank_count(state.mesh) for state in states.values())
         functions = tuple(state.function(which) for which, state in states.items())
         if "c" in order:
             more = f"return b(seat) | ({{'z': 3}} if seat == {seats - 1} else {{}})"

@@ -21,16 +21,16 @@ from shardlaw.conformance.laws.plan.fields import (
     MeshState,
     SavedTensor,
     States,
-    ranks_of,
+    rank_count,
 )
 from shardlaw.conformance.laws.plan.torch_plans import (
-    cut,
+    box_slices,
+    element_numbers,
     has_elements,
     load_items,
     local_plan,
-    metadata_of,
-    numbered,
     plain_item,
+    to_metadata,
 )
 from shardlaw.reference import simulate
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten, format_state
@@ -73,18 +73,18 @@ MESHES = [
 def features(case: Case) -> set[str]:
     """What the seats of a case are: ranks outside the mesh, although one process plays them all."""
     mesh = case.mesh()
-    return {"submesh"} if ranks_of(mesh) > mesh.size else set()
+    return {"submesh"} if rank_count(mesh) > mesh.size else set()
 
 
 # What a rank says that it holds
 
 
 @st.composite
-def drawn_spec(draw: st.DrawFn, limits: Limits, mesh: Mesh, *, strided: bool, plain_too: bool = True) -> TensorSpec:
+def tensors_on(draw: st.DrawFn, limits: Limits, mesh: Mesh, *, strided: bool, allow_plain: bool = True) -> TensorSpec:
     shape = draw(shapes(max_size=9))
     kinds = ("R", "S", "_S") if strided else ("R", "S")
     dtype = draw(st.sampled_from([name for name in cases.DTYPES if name in limits.dtypes]))
-    if plain_too and draw(st.integers(0, 5)) == 5:
+    if allow_plain and draw(st.integers(0, 5)) == 5:
         return TensorSpec(shape, None, dtype)
     return TensorSpec(shape, draw(placements(mesh, len(shape), kinds=kinds, negative=True)), dtype)
 
@@ -94,10 +94,10 @@ def draw_items(limits: Limits) -> SearchStrategy[Case]:
     def case(draw: st.DrawFn) -> Case:
         mesh = draw(st.sampled_from(MESHES))
         specs: dict[str, Any] = {
-            "x": draw(drawn_spec(limits, mesh, strided=draw(st.integers(0, 5)) == 5, plain_too=False))
+            "x": draw(tensors_on(limits, mesh, strided=draw(st.integers(0, 5)) == 5, allow_plain=False))
         }
         if draw(st.integers(0, 2)) == 2:
-            specs["a"] = draw(drawn_spec(limits, mesh, strided=False))
+            specs["a"] = draw(tensors_on(limits, mesh, strided=False))
         state = format_state(draw(state_dicts(tuple(specs), max_entries=2))) if draw(st.integers(0, 3)) == 3 else None
         return fields(world=1, mesh=mesh, **specs, state=state)
 
@@ -118,15 +118,22 @@ def write_items(states: States):
     value."""
     plans = [caught(local_plan, state, rank == 0) for rank, state in enumerate(states)]
     items = [[*map(plain_item, plan.items)] for plan in plans if not isinstance(plan, Exception)]
-    begin = {(item[0], item[1][0]) for own in items for item in own if len(item) > 1 and has_elements(item)}
-    amid = [item for own in items for item in own if not has_elements(item) and (item[0], item[1][0]) in begin]
-    found = {
-        f"rank {rank}": plan if isinstance(plan, Exception) else leaves_in(plan) for rank, plan in enumerate(plans)
+    offsets = {
+        (item[0], item[1][0]) for plan_items in items for item in plan_items if len(item) > 1 and has_elements(item)
     }
-    return {**found, "empty amid others": amid}
+    empty_at_others = [
+        item
+        for plan_items in items
+        for item in plan_items
+        if not has_elements(item) and (item[0], item[1][0]) in offsets
+    ]
+    summaries = {
+        f"rank {rank}": plan if isinstance(plan, Exception) else plan_summary(plan) for rank, plan in enumerate(plans)
+    }
+    return {**summaries, "empty amid others": empty_at_others}
 
 
-def leaves_in(plan: Any) -> dict[str, Any]:
+def plan_summary(plan: Any) -> dict[str, Any]:
     """The paths of a plan, and of each leaf how many items there are of it, what they say of the tensor, and which
     elements they name."""
     leaves: dict[str, Any] = {}
@@ -135,32 +142,36 @@ def leaves_in(plan: Any) -> dict[str, Any]:
         if has_elements(item) or item[4]:
             leaf = leaves.setdefault(name, {"items": 0, "tensor": tensor, "elements": []})
             leaf["items"] += 1
-            leaf["elements"] += numbered(item[2])[cut(*box)].flatten().tolist() if tensor else []
+            leaf["elements"] += element_numbers(item[2])[box_slices(*box)].flatten().tolist() if tensor else []
             leaf["elements"].sort()
     return {"paths": dict(sorted(plan.planner_data.items())), "leaves": leaves}
 
 
 @write_items.due
 def _(states):
-    due: dict[str, Any] = {f"rank {rank}": due_plan(states, rank) for rank in range(ranks_of(states.mesh))}
+    due: dict[str, Any] = {f"rank {rank}": due_plan(states, rank) for rank in range(rank_count(states.mesh))}
     if any(layout.is_strided() for layout in states.layouts):
         due = {rank: Either((plan, Refused(REFUSALS))) for rank, plan in due.items()}
     return {**due, "empty amid others": Of([])}
 
 
-def due_plan(held: MeshState, rank: int) -> dict[str, Any]:
-    leaves, coord = dict(sorted(flatten(held.state).items())), held.mesh.coord(rank)
+def due_plan(state: MeshState, rank: int) -> dict[str, Any]:
+    leaves, coord = dict(sorted(flatten(state.state).items())), state.mesh.coord(rank)
     found: dict[str, Any] = {}
     for name, (_, leaf) in leaves.items():
         if not isinstance(leaf, Slot):
             found[name] = as_metadata({"items": 1, "tensor": [], "elements": []})
             continue
-        spec, layout, own = held.specs[leaf.name], held.layout(leaf.name), numbered(held.specs[leaf.name].shape)
+        spec, layout, elements = (
+            state.specs[leaf.name],
+            state.layout(leaf.name),
+            element_numbers(state.specs[leaf.name].shape),
+        )
         if layout is not None:
-            own = simulate.take(own, layout, coord) if coord is not None else own.flatten()[:0]
-        if own.numel() or layout is None:
-            tensor, elements = [spec.shape, spec.torch_dtype, layout is None], sorted(own.flatten().tolist())
-            found[name] = as_metadata({"items": 1, "tensor": tensor, "elements": elements})
+            elements = simulate.take(elements, layout, coord) if coord is not None else elements.flatten()[:0]
+        if elements.numel() or layout is None:
+            tensor, numbers = [spec.shape, spec.torch_dtype, layout is None], sorted(elements.flatten().tolist())
+            found[name] = as_metadata({"items": 1, "tensor": tensor, "elements": numbers})
             if layout is not None and coord is not None and layout.box(coord) is None:
                 found[name]["items"] = ...
     return {"paths": Of({name: path for name, (path, _) in leaves.items()}), "leaves": found}
@@ -173,7 +184,7 @@ def draw_reshard(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         mesh, load_mesh = draw(st.sampled_from(MESHES)), draw(st.sampled_from(MESHES))
-        spec = draw(drawn_spec(limits, mesh, strided=False))
+        spec = draw(tensors_on(limits, mesh, strided=False))
         to: Any = "-"
         if draw(st.integers(0, 6)) < 6:
             kinds = ("R", "S", "_S") if draw(st.integers(0, 3)) == 3 else ("R", "S")
@@ -195,33 +206,33 @@ def draw_reshard(limits: Limits) -> SearchStrategy[Case]:
 def reshard(saved: SavedTensor, states: LoadedStates):
     """Of a tensor that any mesh has saved, every rank of any other reads each element of its own part once, to its
     place."""
-    plans = [caught(load_items, state, metadata_of(saved)) for state in states]
+    plans = [caught(load_items, state, to_metadata(saved)) for state in states]
     return {
-        f"rank {rank}": plan if isinstance(plan, Exception) else elements_read(plan, state["x"], saved["x"])
+        f"rank {rank}": plan if isinstance(plan, Exception) else read_summary(plan, state["x"], saved["x"])
         for rank, (plan, state) in enumerate(zip(plans, states, strict=True))
     }
 
 
-def elements_read(items: list[Any], tensor: torch.Tensor, saved: Any) -> dict[str, Any]:
+def read_summary(items: list[Any], tensor: torch.Tensor, saved: Any) -> dict[str, Any]:
     """Which elements, numbered as they lie in the saved tensor, go to the places of a local tensor; how many are read;
     empty reads."""
     shape, _, chunks = saved
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    places, count, pointless = torch.full(local.shape, -1), 0, []
+    places, count, empty_reads = torch.full(local.shape, -1), 0, []
     for item in items:
         offset = tuple(item.storage_index.offset)
-        chunk = numbered(shape)[cut(offset, dict(chunks)[offset])]
-        places[cut(item.dest_offsets, item.lengths)] = chunk[cut(item.storage_offsets, item.lengths)]
+        chunk = element_numbers(shape)[box_slices(offset, dict(chunks)[offset])]
+        places[box_slices(item.dest_offsets, item.lengths)] = chunk[box_slices(item.storage_offsets, item.lengths)]
         count += item.lengths.numel()
-        pointless += [] if item.lengths.numel() else [item]
-    return {"elements": places.tolist(), "count": count, "pointless": pointless}
+        empty_reads += [] if item.lengths.numel() else [item]
+    return {"elements": places.tolist(), "count": count, "pointless": empty_reads}
 
 
 @reshard.due
 def _(states):
     layout, found = states.layout("x"), {}
-    for rank in range(ranks_of(states.mesh)):
-        full, coord = numbered(states.specs["x"].shape), states.mesh.coord(rank)
+    for rank in range(rank_count(states.mesh)):
+        full, coord = element_numbers(states.specs["x"].shape), states.mesh.coord(rank)
         if layout is not None:
             full = simulate.take(full, layout, coord) if coord is not None else full.new_empty(0)
         want = as_metadata({"elements": full.tolist(), "count": full.numel(), "pointless": []})

@@ -48,7 +48,7 @@ Item = tuple[Any, ...]
 # to torch
 
 
-def chunk(box: Box) -> ChunkStorageMetadata:
+def chunk_metadata(box: Box) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(torch.Size(box[0]), torch.Size(box[1]))
 
 
@@ -62,28 +62,28 @@ def write_item(
 ) -> WriteItem:
     if box is None:
         return WriteItem(MetadataIndex(name, index=hint), WriteItemType.BYTE_IO)
-    data = TensorWriteData(chunk(box), TensorProperties(dtype), torch.Size(shape))
+    data = TensorWriteData(chunk_metadata(box), TensorProperties(dtype), torch.Size(shape))
     kind = WriteItemType.TENSOR if everywhere else WriteItemType.SHARD
     return WriteItem(MetadataIndex(name, torch.Size(box[0]), hint), kind, tensor_data=data)
 
 
-def save_plans(plans: Iterable[Iterable[Item]], hints: Sequence[int | None] = (None,)) -> list[SavePlan]:
+def to_save_plans(plans: Iterable[Iterable[Item]], hints: Sequence[int | None] = (None,)) -> list[SavePlan]:
     """Local plans as ranks send them, each leaf with its name as its path; the items take the hints in turn."""
-    numbers = cycle(hints)
-    made = []
+    next_hints = cycle(hints)
+    local_plans = []
     for items in plans:
         paths = {name: (name,) for name, *_ in items}
-        made.append(SavePlan([write_item(next(numbers), *item) for item in items], planner_data=paths))
-    return made
+        local_plans.append(SavePlan([write_item(next(next_hints), *item) for item in items], planner_data=paths))
+    return local_plans
 
 
-def tensor_entry(shape: Shape, dtype: torch.dtype, chunks: Iterable[Box]) -> TensorStorageMetadata:
-    return TensorStorageMetadata(TensorProperties(dtype), torch.Size(shape), [chunk(box) for box in chunks])
+def tensor_metadata(shape: Shape, dtype: torch.dtype, chunks: Iterable[Box]) -> TensorStorageMetadata:
+    return TensorStorageMetadata(TensorProperties(dtype), torch.Size(shape), [chunk_metadata(box) for box in chunks])
 
 
-def metadata_of(saved: Mapping[str, Any]) -> Metadata:
+def to_metadata(saved: Mapping[str, Any]) -> Metadata:
     return Metadata(
-        {name: BytesStorageMetadata() if leaf is None else tensor_entry(*leaf) for name, leaf in saved.items()}
+        {name: BytesStorageMetadata() if leaf is None else tensor_metadata(*leaf) for name, leaf in saved.items()}
     )
 
 
@@ -112,11 +112,11 @@ def leaves_of(metadata: Metadata) -> dict[str, Any]:
     for name, entry in sorted(metadata.state_dict_metadata.items()):
         found[name] = None
         if isinstance(entry, TensorStorageMetadata):
-            found[name] = (tuple(entry.size), entry.properties.dtype, full_boxes(entry.chunks))
+            found[name] = (tuple(entry.size), entry.properties.dtype, nonempty_boxes(entry.chunks))
     return found
 
 
-def full_boxes(chunks: Iterable[ChunkStorageMetadata]) -> list[Box]:
+def nonempty_boxes(chunks: Iterable[ChunkStorageMetadata]) -> list[Box]:
     return sorted((tuple(one.offsets), tuple(one.sizes)) for one in chunks if 0 not in one.sizes)
 
 
@@ -151,29 +151,29 @@ def load_items(state: dict[str, Any], metadata: Metadata, partial: bool = False)
 # what is found
 
 
-def cut(offset: Shape, size: Shape) -> tuple[slice, ...]:
+def box_slices(offset: Shape, size: Shape) -> tuple[slice, ...]:
     return tuple(slice(start, start + extent) for start, extent in zip(offset, size, strict=True))
 
 
-def untiled(shape: Shape, boxes: Sequence[Box]) -> list[Any]:
+def untiled_elements(shape: Shape, boxes: Sequence[Box]) -> list[Any]:
     """The elements of a tensor that boxes do not cover once, and the boxes with elements that reach beyond its end."""
-    times = torch.zeros(shape, dtype=torch.int64)
+    counts = torch.zeros(shape, dtype=torch.int64)
     for offset, size in boxes:
-        times[cut(offset, size)] += 1
+        counts[box_slices(offset, size)] += 1
     beyond = [
         box
         for box in boxes
         if 0 not in box[1] and any(a + n > extent for a, n, extent in zip(*box, shape, strict=True))
     ]
-    return [*(times != 1).nonzero().tolist(), *beyond]
+    return [*(counts != 1).nonzero().tolist(), *beyond]
 
 
-def numbered(shape: Shape) -> torch.Tensor:
+def element_numbers(shape: Shape) -> torch.Tensor:
     """The elements of a tensor as their numbers."""
     return torch.arange(math.prod(shape)).reshape(shape)
 
 
-def differing(ones: Iterable[Any], others: Iterable[Any]) -> list[tuple[Any, Any]]:
+def differing_pairs(ones: Iterable[Any], others: Iterable[Any]) -> list[tuple[Any, Any]]:
     """The pairs of two lists that are not equal."""
     return [(one, other) for one, other in zip_longest(ones, others) if one != other]
 

@@ -40,7 +40,7 @@ def spec_of(case: Case, name: str = "spec") -> Spec:
     return parse_spec(case.get(name), case.tensor("x").shape)
 
 
-def widened(full: torch.Tensor) -> torch.Tensor:
+def with_all_bits(full: torch.Tensor) -> torch.Tensor:
     """The same tensor, with elements that a narrower dtype would round where its dtype has room for such."""
     if full.dtype == torch.int64:
         return full * 2**40 + full
@@ -51,7 +51,7 @@ class WideTensorField(PlainTensorField):
     """A tensor that every rank holds whole; elements of wide dtypes need all of their bits."""
 
     def read(self, case: Case, name: str) -> torch.Tensor:
-        return widened(super().read(case, name))
+        return with_all_bits(super().read(case, name))
 
 
 class SizeField(Field):
@@ -88,33 +88,35 @@ class SpecField(Field):
 
     def build(self, value: Spec, here: RankContext) -> Any:
         if isinstance(value, ChunkSpec):
-            return compat.ChunkShardingSpec(value.dim, [place_of(here, rank) for rank in value.ranks])
-        return compat.EnumerableShardingSpec([compat.ShardMetadata(*placed) for placed in placed_boxes(value, here)])
+            return compat.ChunkShardingSpec(value.dim, [remote_device(here, rank) for rank in value.ranks])
+        return compat.EnumerableShardingSpec(
+            [compat.ShardMetadata(*shard) for shard in boxes_with_devices(value, here)]
+        )
 
     def to_script(self, value: Spec, name: str, world: int) -> ScriptArgument:
-        def place(rank: int) -> str:
+        def device(rank: int) -> str:
             return f'"rank:{rank}/cpu"'
 
         if isinstance(value, ChunkSpec):
-            made = f"ChunkShardingSpec({value.dim}, [{', '.join(map(place, value.ranks))}])"
-            return ScriptArgument(made, imports=(compat.import_statement("ChunkShardingSpec"),))
-        shards = [f"ShardMetadata({[*box.offset]}, {[*box.size]}, {place(rank)})" for box, rank in value.holdings()]
-        made = f"EnumerableShardingSpec([{', '.join(shards)}])"
+            expression = f"ChunkShardingSpec({value.dim}, [{', '.join(map(device, value.ranks))}])"
+            return ScriptArgument(expression, imports=(compat.import_statement("ChunkShardingSpec"),))
+        shards = [f"ShardMetadata({[*box.offset]}, {[*box.size]}, {device(rank)})" for box, rank in value.holdings()]
+        expression = f"EnumerableShardingSpec([{', '.join(shards)}])"
         return ScriptArgument(
-            made, imports=tuple(map(compat.import_statement, ("EnumerableShardingSpec", "ShardMetadata")))
+            expression, imports=tuple(map(compat.import_statement, ("EnumerableShardingSpec", "ShardMetadata")))
         )
 
 
-def place_of(here: RankContext, rank: int) -> str:
+def remote_device(here: RankContext, rank: int) -> str:
     """A rank and its device, as placements name them."""
     kind = here.target.device
     numbered = torch.empty(0, device=kind).device.index is not None
     return f"rank:{rank}/" + (f"{kind}:{rank % torch.get_device_module(kind).device_count()}" if numbered else kind)
 
 
-def placed_boxes(shards: Shards, here: RankContext) -> list[tuple[list[int], list[int], str]]:
+def boxes_with_devices(shards: Shards, here: RankContext) -> list[tuple[list[int], list[int], str]]:
     """The offset, the size and the placement of each box."""
-    return [([*box.offset], [*box.size], place_of(here, rank)) for box, rank in shards.holdings()]
+    return [([*box.offset], [*box.size], remote_device(here, rank)) for box, rank in shards.holdings()]
 
 
 class OwnBoxesField(Field):
@@ -143,18 +145,18 @@ class OwnBoxesField(Field):
         return ScriptArgument("BOXES[rank]", tuple(table))
 
 
-class PlacedBoxesField(OwnBoxesField):
+class AllBoxesField(OwnBoxesField):
     """The boxes of the spec, each its offset, its size and its placement: those of all ranks."""
 
     def build(self, value: Shards, here: RankContext) -> Any:
-        return placed_boxes(value, here)
+        return boxes_with_devices(value, here)
 
     def to_script(self, value: Shards, name: str, world: int) -> ScriptArgument:
-        placed = [([*box.offset], [*box.size], f"rank:{rank}/cpu") for box, rank in value.holdings()]
-        return ScriptArgument(literal.literal(placed))
+        boxes = [([*box.offset], [*box.size], f"rank:{rank}/cpu") for box, rank in value.holdings()]
+        return ScriptArgument(literal.literal(boxes))
 
 
-class SaysField(Field):
+class EqualsField(Field):
     """Whether a field says a word."""
 
     always = True
@@ -180,31 +182,31 @@ class GroupField(IntsField):
         return ScriptArgument("group", (), (f"group = dist.new_group({[*value]})",))
 
 
-Whole = Annotated[torch.Tensor, WideTensorField()]
+FullTensor = Annotated[torch.Tensor, WideTensorField()]
 Size = Annotated[torch.Size, SizeField()]
 ShardingSpec = Annotated[Any, SpecField()]
-BoxesSpec = Annotated[Any, SpecField(boxes=True)]
+EnumeratedSpec = Annotated[Any, SpecField(boxes=True)]
 OwnBoxes = Annotated[list[Any], OwnBoxesField()]
-PlacedBoxes = Annotated[list[Any], PlacedBoxesField()]
+AllBoxes = Annotated[list[Any], AllBoxesField()]
 Group = Annotated[Any, GroupField()]
 
 
 # What is due
 
 
-def described(shards: Shards) -> list[tuple[Shape, Shape, int]]:
+def due_boxes(shards: Shards) -> list[tuple[Shape, Shape, int]]:
     """Boxes with elements and their ranks, by where they lie. One without elements may stand anywhere, or be left
     out."""
     return sorted((box.offset, box.size, rank) for box, rank in shards.without_empty().holdings())
 
 
-def due_of(full: torch.Tensor, shards: Shards, rank: int) -> dict[str, Any]:
-    """What :func:`shardlaw.conformance.laws.sharded_tensor.shards.told` must say of a sharded tensor on a rank."""
+def due_description(full: torch.Tensor, shards: Shards, rank: int) -> dict[str, Any]:
+    """What :func:`shardlaw.conformance.laws.sharded_tensor.act_helpers.told` must say of a sharded tensor on a rank."""
     own = sorted(shards.without_empty().boxes_of(rank), key=lambda box: box.offset)
     return {
         "size": Of([tuple(full.shape)] * 2),
         "dtype": Of([full.dtype] * 2),
-        "metadata": Of(described(shards)),
+        "metadata": Of(due_boxes(shards)),
         "places": Of(boxes_values(own), "wrong-layout"),
         "shards": [full[box.slices()].contiguous() for box in own],
     }
@@ -242,7 +244,7 @@ def features_of_spec(shape: Shape, spec: Spec, ranks: Collection[int]) -> set[st
     return found | ({"negative-shard"} if spec.dim < 0 else set())
 
 
-def features(*names: str) -> Callable[[Case], set[str]]:
+def spec_features(*names: str) -> Callable[[Case], set[str]]:
     """The features of a law whose cases name their specs in these fields."""
 
     def of(case: Case) -> set[str]:

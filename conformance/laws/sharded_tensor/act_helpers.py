@@ -8,47 +8,47 @@ from typing import Any
 import torch
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.laws.plan.torch_plans import cut
+from shardlaw.conformance.laws.plan.torch_plans import box_slices
 
 
-def in_boxes(x: torch.Tensor, boxes: Iterable[Any], rank: int, group: Any = None) -> Any:
+def from_boxes(x: torch.Tensor, boxes: Iterable[Any], rank: int, group: Any = None) -> Any:
     """A sharded tensor whose shards on this rank are copies of these boxes of ``x``. All members of the group must
     call it."""
     make = compat.ShardOfTensor.from_tensor_and_offsets
-    shards = [make(x[cut(offset, size)].contiguous(), [*offset], rank) for offset, size in boxes]
+    shards = [make(x[box_slices(offset, size)].contiguous(), [*offset], rank) for offset, size in boxes]
     return compat.init_from_local_shards(shards, *x.shape, process_group=group)
 
 
-def boxes_of(metadata: Any) -> list[Any]:
+def metadata_boxes(metadata: Any) -> list[Any]:
     """The boxes with elements that the metadata of a sharded tensor names, and their ranks, by where they lie."""
     boxes = [(tuple(s.shard_offsets), tuple(s.shard_sizes), s.placement.rank()) for s in metadata.shards_metadata]
     return sorted(box for box in boxes if 0 not in box[1])
 
 
-def told(sharded: Any) -> dict[str, Any]:
+def describe(sharded: Any) -> dict[str, Any]:
     """What a sharded tensor says of itself, and what it holds on this rank, but for what has no elements."""
     metadata = sharded.metadata()
     shards = {
         (tuple(s.metadata.shard_offsets), tuple(s.metadata.shard_sizes)): s.tensor for s in sharded.local_shards()
     }
-    places = sorted(place for place in shards if 0 not in place[1])
+    boxes = sorted(box for box in shards if 0 not in box[1])
     return {
         "size": [tuple(metadata.size), tuple(sharded.size())],
         "dtype": [metadata.tensor_properties.dtype, sharded.dtype],
-        "metadata": boxes_of(metadata),
-        "places": places,
-        "shards": [shards[place].detach().clone() for place in places],
+        "metadata": metadata_boxes(metadata),
+        "places": boxes,
+        "shards": [shards[box].detach().clone() for box in boxes],
     }
 
 
-def as_told(tensor: Any) -> Any:
+def describe_if_sharded(tensor: Any) -> Any:
     """What a sharded tensor says of itself and what this rank holds of it; any other tensor as it is."""
-    return told(tensor) if isinstance(tensor, compat.ShardedTensor) else tensor
+    return describe(tensor) if isinstance(tensor, compat.ShardedTensor) else tensor
 
 
-def respelled(sharded: Any) -> list[Any]:
+def spec_boxes(sharded: Any) -> list[Any]:
     """The boxes that the spec of a sharded tensor names."""
-    return boxes_of(sharded.sharding_spec().build_metadata(sharded.size(), sharded.metadata().tensor_properties))
+    return metadata_boxes(sharded.sharding_spec().build_metadata(sharded.size(), sharded.metadata().tensor_properties))
 
 
 def outcome(attempt: Callable[..., Any], *arguments: Any) -> Any:

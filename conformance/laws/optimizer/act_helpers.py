@@ -9,43 +9,43 @@ import torch
 import torch.distributed as dist
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes
+from shardlaw.conformance.laws.sharded_tensor.act_helpers import from_boxes
 
 
-def in_rows(tensor: torch.Tensor, group: Any = None) -> Any:
+def from_rows(tensor: torch.Tensor, group: Any = None) -> Any:
     """A tensor that every rank has whole as a sharded one, in chunks of rows on the ranks of the group. All of
     them must call it."""
     ranks, rank = dist.get_process_group_ranks(group), dist.get_rank()
     count = -(-len(tensor) // len(ranks))
     first = min(ranks.index(rank) * count, len(tensor))
     rows = ([first, *[0] * (tensor.ndim - 1)], [min(count, len(tensor) - first), *tensor.shape[1:]])
-    return in_boxes(tensor, [rows], rank, group)
+    return from_boxes(tensor, [rows], rank, group)
 
 
-def nested(inner: Any, shape: torch.Size, part: tuple[Sequence[int], Sequence[int]]) -> Any:
+def nested_parameter(inner: Any, shape: torch.Size, part: tuple[Sequence[int], Sequence[int]]) -> Any:
     """A parameter of which this rank holds the box ``part``, which is a sharded tensor itself, as fully sharded
     models on two axes have it."""
     rank, device = dist.get_rank(), inner.local_shards()[0].tensor.device
-    own = compat.ShardMetadata([*part[0]], [*part[1]], on_rank(rank, device))
-    other = on_rank((rank + 1) % dist.get_world_size(), device)
-    around = [compat.ShardMetadata(offset, size, other) for offset, size in outside(shape, *part)]
-    described = compat.ShardedTensorMetadata([own, *around], shape, compat.TensorProperties(dtype=inner.dtype))
-    return compat.init_from_local_shards_and_metadata([compat.ShardOfTensor(inner, own)], described)
+    own = compat.ShardMetadata([*part[0]], [*part[1]], remote_device(rank, device))
+    other = remote_device((rank + 1) % dist.get_world_size(), device)
+    others = [compat.ShardMetadata(offset, size, other) for offset, size in boxes_around(shape, *part)]
+    metadata = compat.ShardedTensorMetadata([own, *others], shape, compat.TensorProperties(dtype=inner.dtype))
+    return compat.init_from_local_shards_and_metadata([compat.ShardOfTensor(inner, own)], metadata)
 
 
-def on_rank(rank: int, device: torch.device) -> str:
+def remote_device(rank: int, device: torch.device) -> str:
     """The device of a rank as placements name it, where that of another one is known."""
     return f"rank:{rank}/{device.type}" + (
         "" if device.index is None else f":{rank % torch.accelerator.device_count()}"
     )
 
 
-def outside(shape: Sequence[int], offset: Sequence[int], size: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+def boxes_around(shape: Sequence[int], offset: Sequence[int], size: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """What lies before and behind a box that spans all dims but one."""
-    found = []
+    boxes = []
     for dim, extent in enumerate(shape):
         for start, end in ((0, offset[dim]), (offset[dim] + size[dim], extent)):
             if start < end:
                 sizes = [*shape[:dim], end - start, *shape[dim + 1 :]]
-                found.append(([start if at == dim else 0 for at in range(len(shape))], sizes))
-    return found
+                boxes.append(([start if at == dim else 0 for at in range(len(shape))], sizes))
+    return boxes
