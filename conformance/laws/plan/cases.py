@@ -1,4 +1,4 @@
-"""The cases of the plan laws: who holds what, drawn, and which features it has."""
+"""The cases of the plan laws, and their features."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ EMPTY_PLACES = ("end", "inside", "beyond")
 
 
 def plan_law(id: str, *, control: str, **record: Any) -> Callable[[Callable[..., Any]], Law]:
-    """A law whose cases are tried by one process."""
+    """Decorate a law whose cases need one process."""
     return law(id, control=f"world=1 {control}", **{"smallest": 1, "weight": 0.3, "features": features, **record})
 
 
 def tensor_leaves(ranks: int, limits: Limits) -> SearchStrategy[ShardedLeaf]:
-    """A tensor in boxes that tile it."""
+    """A tensor in boxes that tile it, each on some of so many ranks."""
     return sharded_leaves(ranks, tuple(name for name in DTYPES if name in limits.dtypes))
 
 
 def any_leaves(ranks: int, limits: Limits) -> SearchStrategy[ShardedLeaf]:
-    """Any leaf: a tensor in boxes, most often; a plain tensor; a value."""
+    """A leaf of any kind: most often a tensor in boxes, or a plain tensor or a value on every rank."""
 
-    def plain(tensor: ShardedLeaf) -> ShardedLeaf:
+    def replicate(tensor: ShardedLeaf) -> ShardedLeaf:
         return ShardedLeaf("whole", Shards.whole(tensor.shape, range(ranks)), tensor.dtype)
 
     sharded = tensor_leaves(ranks, limits)
-    kinds = {"b": sharded, "w": sharded.map(plain), "v": st.just(ShardedLeaf.value(range(ranks)))}
+    kinds = {"b": sharded, "w": sharded.map(replicate), "v": st.just(ShardedLeaf.value(range(ranks)))}
     return st.sampled_from("bbbbwv").flatmap(lambda kind: kinds[kind])
 
 
@@ -51,8 +51,8 @@ def state_cases(
     extra: Callable[[st.DrawFn, int, dict[str, Any]], dict[str, Any]] | None = None,
     min_ranks: int = 1,
 ) -> SearchStrategy[Case]:
-    """Cases of one to three leaves of any kind on one to four ranks; ``extra`` draws further fields, and may change
-    leaves."""
+    """Cases of one to three leaves on one to four ranks. ``extra`` draws further fields from the number of ranks and
+    the leaves, which it may replace."""
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
@@ -60,20 +60,20 @@ def state_cases(
         leaves: dict[str, Any] = {
             name: draw(any_leaves(ranks, limits)) for name in "abc"[: draw(st.sampled_from((1, 2, 3)))]
         }
-        extra_fields: dict[str, Any] = extra(draw, ranks, leaves) if extra else {}
-        return fields(world=1, ranks=ranks, **leaves, **extra_fields)
+        more: dict[str, Any] = extra(draw, ranks, leaves) if extra else {}
+        return fields(world=1, ranks=ranks, **leaves, **more)
 
     return case()
 
 
 def draw_dedup(draw: st.DrawFn, ranks: int, leaves: dict[str, Any]) -> dict[str, Any]:
-    """Sometimes, that the lowest rank is to write what several hold."""
+    """In one case of three, the lowest rank writes what several hold."""
     return {"dedup": "lowest"} if draw(st.integers(0, 2)) == 2 else {}
 
 
 def add_empty_box(draw: st.DrawFn, ranks: int, leaves: dict[str, Any]) -> dict[str, Any]:
-    """Ranks that hold nothing of a tensor say so by an empty box: at its end, as they must, or where another box
-    begins."""
+    """In one case of three, a rank holds an empty box of the first tensor in boxes: at the end of the tensor, or at the
+    offset of a box of other ranks. Also draws as :func:`draw_dedup`."""
     name = next((name for name, leaf in leaves.items() if leaf.kind == "boxes" and leaf.shape), None)
     if name is not None and draw(st.integers(0, 2)) == 2:
         leaf, number = leaves[name], draw(st.integers(0, MANY))
@@ -92,29 +92,25 @@ def add_empty_box(draw: st.DrawFn, ranks: int, leaves: dict[str, Any]) -> dict[s
 
 
 def with_box(leaf: ShardedLeaf, box: Box, ranks: Ranks) -> ShardedLeaf:
-    """A leaf in one box more."""
+    """The leaf with a further box on these ranks."""
     return replace(leaf, shards=replace(leaf.shards, parts=(*leaf.shards.parts, (box, ranks))))
 
 
 def features(case: Case) -> set[str]:
-    """What the leaves of a case depart in, and how its ranks are."""
-    found: set[str] = set()
+    """The features of the leaves of a case and of the number of its ranks."""
     try:
         parsed = parse_leaves(case)
     except NotationError:
-        return found
-    if case.get("ranks", "") == "1":
-        found.add("one-plan")
-    if len(parsed) > 1:
-        found.add("several-tensors")
-    for leaf in parsed.values():
-        found |= leaf_features(leaf)
+        return set()
+    found = set().union(*map(leaf_features, parsed.values()))
+    found |= {"one-plan"} if case.get("ranks", "") == "1" else set()
+    found |= {"several-tensors"} if len(parsed) > 1 else set()
     variant = case.law.partition("[")[2].removesuffix("]")
     return found | ({f"damaged:{variant}"} if ".validates[" in case.law else set())
 
 
 def leaf_features(leaf: ShardedLeaf) -> set[str]:
-    """What one leaf departs in."""
+    """The features of one leaf."""
     if leaf.kind == "value":
         return {"other-values"}
     found = {"plain-tensor"} if leaf.kind == "whole" else {"explicit-shards"}
@@ -130,7 +126,8 @@ def leaf_features(leaf: ShardedLeaf) -> set[str]:
 
 
 def empty_box_place(leaf: ShardedLeaf, empty: Box) -> str:
-    """Where an empty box lies: beyond the bounds, within another box, where one begins, or out of everybody's way."""
+    """Where an empty box lies: ``beyond`` the bounds, ``inside`` a nonempty box, at the offset of one (``shared``), or
+    elsewhere (``end``)."""
     if any(end > extent for end, extent in zip(empty.end, leaf.shape, strict=True)):
         return "beyond"
     full = leaf.shards.without_empty().boxes

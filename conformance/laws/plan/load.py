@@ -1,4 +1,4 @@
-"""Laws of load plans: the parts of saved chunks that fill what is wanted, and what cannot be filled."""
+"""Laws of load plans: which parts of the saved chunks are read, and which loads are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DOCS = "torch.distributed.checkpoint docs"
 REFUSALS = (ValueError, AssertionError, RuntimeError)
 
 
-# What is read
+# Read items
 
 
 def draw_reads(limits: Limits) -> SearchStrategy[Case]:
@@ -50,7 +50,7 @@ def draw_reads(limits: Limits) -> SearchStrategy[Case]:
     return case()
 
 
-# boxes that begin and end in different orders along the longest dim
+# boxes whose starts and ends have different orders along the longest dim
 STAGGERED = (
     "world=1 shape=10x3 chunks=0:1,0:3;1:4,0:3;4:10,0:3 boxes=0:1,2:3;0:10,0:1;2:4,1:2",
     "world=1 shape=3x12 chunks=0:3,0:2;0:3,2:5;0:3,5:12 boxes=2:3,0:2;1:2,3:9;0:1,0:12;2:3,4:12",
@@ -69,12 +69,11 @@ STAGGERED = (
     features=None,
 )
 def read_items(shape: Shape, chunks: Boxes, boxes: Boxes):
-    """Of every chunk is read what it has in common with the boxes that are wanted: all of it, once, and nothing
-    else."""
+    """A load plan reads the intersection of each saved chunk with each wanted box once, and nothing else."""
     saved = tensor_metadata(shape, torch.float32, chunks)
     items = create_read_items_for_chunk_list("x", saved, [chunk_metadata(box) for box in boxes])
     reads = [(i.storage_index.offset, i.dest_index.offset, i.storage_offsets, i.dest_offsets, i.lengths) for i in items]
-    # a chunk without elements may be asked for nothing
+    # an empty chunk or box may have an empty read
     empty = [offset for offset, size in (*chunks, *boxes) if 0 in size]
     return {
         "names": sorted({index.fqn for item in items for index in (item.dest_index, item.storage_index)} - {"x"}),
@@ -93,12 +92,12 @@ def _(chunks, boxes):
 
 
 def draw_chunks(limits: Limits) -> SearchStrategy[Case]:
-    drawn = st.one_of(tilings(max_boxes=5), damaged_tilings(kinds=("gap", "emptied", "shifted", "overlap")))
-    return drawn.map(lambda cut: fields(world=1, shape=format_shape(cut[0]), chunks=format_boxes(cut[1])))
+    tiling = st.one_of(tilings(max_boxes=5), damaged_tilings(kinds=("gap", "emptied", "shifted", "overlap")))
+    return tiling.map(lambda drawn: fields(world=1, shape=format_shape(drawn[0]), chunks=format_boxes(drawn[1])))
 
 
 def tiling_features(case: Case) -> set[str]:
-    """What keeps the chunks of a case from tiling their tensor."""
+    """The features of the chunks of a case: whether they overlap or leave a gap, and whether there are several."""
     shape = case.shape()
     chunks = parse_boxes(case.get("chunks"), len(shape))
     errors = tiling_errors(shape, chunks)
@@ -117,13 +116,11 @@ def tiling_features(case: Case) -> set[str]:
     features=tiling_features,
 )
 def uncovered(shape: Shape, chunks: Boxes):
-    """Where saved chunks do not cover what is wanted, each element once, the load is refused."""
+    """A load is refused where the saved chunks do not cover each element of the tensor exactly once."""
     items = caught(load_items, {"x": torch.zeros(shape)}, to_metadata({"x": (shape, torch.float32, chunks)}))
-    return {
-        "unread": items
-        if isinstance(items, Exception)
-        else untiled_elements(shape, [(item.dest_offsets, item.lengths) for item in items])
-    }
+    if isinstance(items, Exception):
+        return {"unread": items}
+    return {"unread": untiled_elements(shape, [(item.dest_offsets, item.lengths) for item in items])}
 
 
 @uncovered.due
@@ -132,12 +129,12 @@ def _(shape, chunks):
     return {"unread": Either((Refused(REFUSALS), whole)) if tiling_errors(shape, chunks) else whole}
 
 
-# What cannot be loaded
+# Refusals
 
 
 @st.composite
 def other_shapes(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape that is another, if only by a dim of extent 1 or by the order of its dims."""
+    """A different shape: a dim added or dropped, dims reversed, or one extent changed."""
     shapes_nearby = {
         (*shape, 1),
         (1, *shape),
@@ -161,7 +158,7 @@ def draw_refused(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
             if leaf.kind == "value":
                 leaf = leaves[name] = draw(cases.tensor_leaves(ranks, Limits()))
             return {"culprit": name, "want": format_shape(draw(other_shapes(leaf.shape)))}
-        # a value where a tensor was saved, or the other way round
+        # a value for a saved tensor, or a tensor for a saved value
         return {"culprit": name, "want": "3" if leaf.kind == "value" else "value"}
 
     return lambda limits: cases.state_cases(limits, extra=extra)
@@ -211,19 +208,13 @@ def refusal_law(kind: str, clause: str, control: str) -> Law:
     weight=0.2,
 )
 def partial(saved: SavedLeaves, into: Destination):
-    """A partial load leaves out what the checkpoint has not, and reads all else whole."""
+    """A partial load skips names that are not in the checkpoint, and reads every other tensor completely."""
     parts: dict[str, Any] = {}
     for item in load_items(state_to_load(into), to_metadata(saved), True):
         parts.setdefault(item.dest_index.fqn, []).append((item.dest_offsets, item.lengths))
     read = sorted(name for name in parts if into[name] is None or 0 not in into[name])
-    return {
-        "names": read,
-        "unread": {
-            name: wrong
-            for name in read
-            if into[name] is not None and (wrong := untiled_elements(into[name], parts[name]))
-        },
-    }
+    unread = {name: untiled_elements(into[name], parts[name]) for name in read if into[name] is not None}
+    return {"names": read, "unread": {name: elements for name, elements in unread.items() if elements}}
 
 
 @partial.due
@@ -233,11 +224,17 @@ def _(saved, into):
 
 
 LAWS = [
-    refusal_law("missing", "A name that the checkpoint has not is refused, by its name.", "z want=4"),
-    refusal_law("size", "A tensor of another shape than was saved is refused, by its name.", "a want=4x1"),
+    refusal_law(
+        "missing",
+        "A load of a name that is not in the checkpoint is refused, and the error contains the name.",
+        "z want=4",
+    ),
+    refusal_law(
+        "size", "A load into a tensor of another shape is refused, and the error contains its name.", "a want=4x1"
+    ),
     refusal_law(
         "kind",
-        "A value where a tensor was saved, and a tensor where a value was, are refused, by their name.",
+        "A load of a value from a saved tensor, or the reverse, is refused, and the error contains its name.",
         "a want=value",
     ),
 ]

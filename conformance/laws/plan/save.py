@@ -1,7 +1,6 @@
-"""Laws of save plans: what ranks say that they hold, how it is shared out, described, and refused where it is no
-tensor.
+"""Laws of save plans: how the items of all ranks are deduplicated, described in metadata, and validated.
 
-One process plays all ranks of a case: nothing communicates, so thousands of cases are tried in a second.
+One process computes the plans of all ranks, without communication, so that a second suffices for thousands of cases.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ REFUSALS = (ValueError, AssertionError, RuntimeError)
 Dedup = Literal["lowest"] | None
 
 
-# Sharing out
+# Deduplication
 
 
 @plan_law(
@@ -53,7 +52,7 @@ Dedup = Literal["lowest"] | None
     draws=80,
 )
 def dedup(plans: Plans, dedup: Dedup = None):
-    """What several ranks hold is left in the plan of exactly one of those that hold it, and nothing gets lost."""
+    """An item that several ranks hold stays in the plan of exactly one of them, and no item is lost."""
     local = to_save_plans(plans)
     deduped = [[plain_item(item) for item in plan.items] for plan in compat.dedup_save_plans(local, dedup == "lowest")]
     written = [(rank, item) for rank, items in enumerate(deduped) for item in items]
@@ -75,7 +74,7 @@ def _(ranks: int, dedup):
 
 
 def draw_balance(limits: Limits) -> SearchStrategy[Case]:
-    """Every rank holds everything: tensors of several dtypes, now and then one that is cut up."""
+    """Every rank holds every tensor: of several dtypes, and seldom in several boxes."""
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
@@ -100,11 +99,9 @@ def draw_balance(limits: Limits) -> SearchStrategy[Case]:
     tier="advisory",
 )
 def balance(plans: Plans):
-    """Where every rank holds everything, the bytes that two ranks write differ by no more than the largest item has."""
+    """Where every rank holds every item, the bytes of two ranks differ by at most the size of the largest item."""
     items = [[item.tensor_data for item in plan.items] for plan in compat.dedup_save_plans(to_save_plans(plans))]
-    sizes = [
-        [data.chunk.sizes.numel() * data.properties.dtype.itemsize for data in items_of_rank] for items_of_rank in items
-    ]
+    sizes = [[data.chunk.sizes.numel() * data.properties.dtype.itemsize for data in of_rank] for of_rank in items]
     totals = [*map(sum, sizes)]
     return {"unbalanced": totals if max(totals) - min(totals) > max(map(max, filter(None, sizes)), default=0) else []}
 
@@ -125,7 +122,8 @@ def _():
     draws=80,
 )
 def describe(plans: Plans, dedup: Dedup = None):
-    """The global plan describes every leaf, each different box of a tensor once, and every item names its chunk."""
+    """The global plan describes every leaf, with each distinct box of a tensor once, and every item's index names its
+    chunk."""
     planned, metadata = global_plan(to_save_plans(plans), dedup == "lowest")
     return {
         "ranks": len(planned),
@@ -169,7 +167,7 @@ def draw_empty_chunks(limits: Limits) -> SearchStrategy[Case]:
     draws=60,
 )
 def empty_chunks(plans: Plans):
-    """A chunk without elements does not keep a tensor from being planned, wherever it lies."""
+    """A tensor with an empty chunk can be planned, wherever that chunk lies."""
     return {"leaves": leaves_of(global_plan(to_save_plans(plans))[1])}
 
 
@@ -179,7 +177,7 @@ def _(leaves: Leaves):
 
 
 def untiled_leaves(plans: list[Any]) -> dict[str, Any]:
-    """The tensors that the global plan describes by chunks that do not tile them."""
+    """What is wrong with the tensors whose chunks in the global plan do not tile them, by name."""
     leaves = leaves_of(global_plan(to_save_plans(plans))[1])
     wrong = {name: untiled_elements(leaf[0], leaf[2]) for name, leaf in leaves.items() if leaf is not None}
     return {name: places for name, places in wrong.items() if places}
@@ -191,12 +189,12 @@ def validates(plans: Plans):
 
 
 def due_validates():
-    # where two ranks hold one box, what is shared out may tile
+    # deduplication may leave boxes that tile the tensor
     return {"plan": Either((Refused(REFUSALS), {}))}
 
 
 def draw_damaged(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
-    """One tensor of a state is damaged; the other, if there is one, is whole."""
+    """A state with a tensor whose boxes do not tile it, and in one case of three another tensor whose boxes do."""
 
     def draw_of(limits: Limits) -> SearchStrategy[Case]:
         damaged = damaged_tilings(kinds=(kind,))
@@ -205,7 +203,7 @@ def draw_damaged(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
         def case(draw: st.DrawFn) -> Case:
             ranks = draw(st.sampled_from((2, 2, 3, 4, 3, 1, 2, 2, 4, 3, 2, 3)))
             shape, boxes, _ = draw(damaged)
-            # what is there twice is held by one rank
+            # one rank holds both copies of a duplicated box
             assigned = assign_boxes(shape, dict.fromkeys(boxes), single_ranks(range(ranks)), draw(st.integers(0, MANY)))
             holders = dict(assigned.parts)
             leaves: dict[str, Any] = {
@@ -220,7 +218,7 @@ def draw_damaged(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
     return draw_of
 
 
-# a tensor on two ranks, damaged in each way
+# a tensor on two ranks whose boxes do not tile it, for each kind of damage
 DAMAGED = {
     "gap": "5/0:2@0",
     "overlap": "5/0:3@0;3:5@1;2:4@1",
@@ -259,16 +257,16 @@ BEFORE_START = (
     sweeps=len(BEFORE_START),
 )
 def before_start(plans: Plans):
-    """A plan with a chunk that lies before the beginning of its tensor is refused."""
+    """A plan with a chunk at a negative offset is refused."""
     first = next(box for plan in plans for name, box, *_ in plan if name == "a")
 
-    def moved(item: Any) -> Any:
-        name, (offset, size), shape, *more = item
+    def move_before_start(item: Any) -> Any:
+        name, (offset, size), shape, *rest = item
         if (name, item[1]) != ("a", first):
             return item
-        return (name, ((offset[0] - shape[0], *offset[1:]), size), shape, *more)
+        return (name, ((offset[0] - shape[0], *offset[1:]), size), shape, *rest)
 
-    damaged = [[moved(item) for item in plan] for plan in plans]
+    damaged = [[*map(move_before_start, plan)] for plan in plans]
     return {"plan": caught(lambda: global_plan(to_save_plans(damaged)))}
 
 
@@ -277,7 +275,7 @@ def _():
     return {"plan": Refused(REFUSALS)}
 
 
-# What must not matter
+# Invariance
 
 
 def draw_permuted(limits: Limits) -> SearchStrategy[Case]:
@@ -296,7 +294,7 @@ def draw_permuted(limits: Limits) -> SearchStrategy[Case]:
     draws=40,
 )
 def permute_ranks(plans: Plans, order: Ints, dedup: Dedup = None):
-    """Which rank holds what does not matter to what is described: other ranks first, the same leaves and chunks."""
+    """The metadata do not depend on the order of the ranks: the same leaves and chunks for any permutation of them."""
     metadata = global_plan(to_save_plans(plans), dedup == "lowest")[1]
     permuted = global_plan(to_save_plans([plans[rank] for rank in order]), dedup == "lowest")[1]
     return {
@@ -318,7 +316,7 @@ def _():
     draws=40,
 )
 def deterministic(plans: Plans, dedup: Dedup = None):
-    """The same local plans give the same global plan, item for item, whatever was planned before."""
+    """The same local plans give the same global plan, item by item, whatever was planned in between."""
     lowest = dedup == "lowest"
     sent, metadata = global_plan(to_save_plans(plans), lowest)
     global_plan(to_save_plans(plans[::-1]), not lowest)

@@ -1,9 +1,9 @@
-"""Laws of plans of thousands of ranks: what torch plans for all of them in one process, judged by arithmetic.
+"""Laws of plans for thousands of ranks, which one process computes and compares with arithmetic.
 
 ``ranks`` and ``ranks.load`` are the shapes of the meshes of all ranks that save and load. A case names *kinds* of
-tensors, fields of one letter, of which the model has ``times`` each. What ranks hold in common stands in memory once,
-so that a million items fit. Which chunks a tensor is read from does not depend on its name: the law of loads asks for
-one tensor of each kind, for the boxes of all ranks at once.
+tensors in fields of one letter; the model has ``times`` tensors of each kind. Ranks share items of equal boxes, so that
+a million items fit into memory. The chunks from which a tensor is read do not depend on its name, so the law of loads
+plans one tensor of each kind, for the boxes of all ranks at once.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 DOCS = "torch.distributed.checkpoint docs"
-SECONDS = 600.0  # of a CPU that others use too
+SECONDS = 600.0  # on a shared CPU
 
-# Meshes of three dims (replicas, shards, columns) of 1,024, 4,096 and 16,384 ranks, and those of the loads.
+# 3-D meshes (replicas, shards, columns) of 1,024, 4,096 and 16,384 ranks, each with the mesh of the load.
 MESHES = (("4x32x8", "16x8x8"), ("8x64x8", "16x16x16"), ("16x128x8", "32x32x16"))
-# Eight kinds: an uneven embedding, weights by rows and columns in either order, dims that two mesh dims shard, norms, a
-# tensor with many empty shards, one that no two ranks share.
+# Eight kinds: an uneven embedding, weights sharded by rows and columns in both orders, dims that two mesh dims shard, a
+# norm, a tensor with many empty shards, and one that is not replicated.
 KINDS = (
     "a=32003x1024:R,S(0),S(1) to.a=S(0),S(1),R b=3072x1024:R,S(0),S(1):bfloat16 to.b=R,S(1),S(0) "
     "c=1024x1024:R,S(1),S(0) to.c=R,R,S(0) d=2817x1024:R,S(0),S(0) to.d=S(1),S(0),R e=1024x2817:R,S(1),S(1):int64 "
@@ -53,8 +53,8 @@ TENSORS_PER_KIND = 256 // 8
 
 
 class KindsField(Field):
-    """The kinds of tensors: name, shape, dtype and placements of each, at the save, or at the load where ``to`` says
-    otherwise."""
+    """The name, shape, dtype and placements of each kind of tensors at an ``end``, ``save`` or ``load``. At the load,
+    ``to.KIND`` has the placements of a kind that differ."""
 
     takes = "tensors of one letter, such as a=64x32:R,S(0), on ranks, and to.a, their placements on ranks.load"
     always = True
@@ -95,7 +95,7 @@ def kind_names(case: Case) -> list[str]:
 
 
 def rank_boxes(mesh: Any, shape: Any, placements: Any) -> list[Box]:
-    """The box of every rank, as torch cuts it."""
+    """The box of every rank as torch computes it; equal boxes are one object."""
     sizes_and_offsets = (
         compat.local_shape_and_offset_at(shape, mesh, [*coordinate], placements)
         for coordinate in itertools.product(*map(range, mesh))
@@ -105,7 +105,7 @@ def rank_boxes(mesh: Any, shape: Any, placements: Any) -> list[Box]:
 
 
 def local_plans(mesh: Any, kinds: Any, times: int) -> list[SavePlan]:
-    """The local plan of every rank: one item for each tensor, which ranks with the same box share."""
+    """The local plan of every rank, with one item for each tensor; ranks share the items of equal boxes."""
     items: list[list[Any]] = [[] for _ in range(math.prod(mesh))]
     paths: dict[str, Any] = {}
     for kind, shape, dtype, placements in kinds:
@@ -127,7 +127,7 @@ def local_plans(mesh: Any, kinds: Any, times: int) -> list[SavePlan]:
 
 
 def save(ranks: Shape, kinds: Kinds, times: int = 1):
-    """Of thousands of ranks, each tensor is written once, all of it, by ranks that hold what they write."""
+    """In the plan of thousands of ranks, every element is written once, by a rank that holds it."""
     plans = local_plans(ranks, kinds, times)
     planned, metadata = global_plan(plans)
     not_held = 0
@@ -147,29 +147,28 @@ def save(ranks: Shape, kinds: Kinds, times: int = 1):
 
 
 def chunk_summary(entry: Any) -> dict[str, Any]:
-    """Of the chunks with elements of a tensor: how many there are, how many differ, and where they lie along each
-    dim."""
+    """The number of nonempty chunks of a tensor, the number of distinct ones, and their distinct (offset, size) along
+    each dim."""
     dims = len(entry.size)
-    nonempty = [[*one.offsets, *one.sizes] for one in entry.chunks if 0 not in one.sizes]
+    nonempty = [[*chunk.offsets, *chunk.sizes] for chunk in entry.chunks if 0 not in chunk.sizes]
     rows = torch.tensor(nonempty, dtype=torch.int64).reshape(-1, 2 * dims)
     cuts = [torch.unique(rows[:, [dim, dims + dim]], dim=0).tolist() for dim in range(dims)]
     return {"written": len(rows), "different": len(torch.unique(rows, dim=0)), "cuts": cuts}
 
 
 def due_save(ranks, kinds, times: int = 1):
-    # boxes that differ, as many as there are combinations of the runs of each dim, are these combinations
+    # as many distinct boxes as combinations of the (offset, size) of each dim are all these combinations
     summaries = {
         kind: [{"written": grid.boxes, "different": grid.boxes, "cuts": grid.cuts()}] for kind, _, grid in kinds
     }
     return as_metadata({"ranks": math.prod(ranks), "tensors": len(kinds) * times, "not held": 0, "chunks": summaries})
 
 
-# How writes are shared out
+# Balance of writes
 
 
 def balance(ranks: Shape, kinds: Kinds, times: int = 1):
-    """Of thousands of ranks, the one that writes what several hold is one of those that have fewest bytes to write so
-    far."""
+    """Of thousands of ranks, the one with the fewest bytes so far writes an item that several hold."""
     plans = local_plans(ranks, kinds, times)
     writers = {id(item): rank for rank, plan in enumerate(compat.dedup_save_plans(plans)) for item in plan.items}
     holders: dict[int, list[int]] = {}
@@ -194,8 +193,8 @@ def due_balance():
 
 
 def reshard(ranks: Shape, ranks__load: Shape, kinds: Kinds, wanted: LoadedKinds):
-    """Of what thousands of ranks have saved, thousands under another layout read each element of their own once, to its
-    place, out of no more files than they need."""
+    """Thousands of ranks read each element of their shards once, to the right place, from the files of thousands of
+    ranks with another layout, and open no file that they do not need."""
     planned, metadata = global_plan(local_plans(ranks, kinds, 1), True)
     writers = {(item.index.fqn, item.index.offset): rank for rank, plan in enumerate(planned) for item in plan.items}
     files: list[set[int]] = [set() for _ in range(math.prod(ranks__load))]
@@ -217,14 +216,14 @@ def reshard(ranks: Shape, ranks__load: Shape, kinds: Kinds, wanted: LoadedKinds)
 
 
 def check_reads(items: list[Any], boxes: list[Box], entry: Any) -> tuple[dict[str, int], list[int]]:
-    """How many reads there are, how many of them are wrong and in what way, and the elements that each box gets."""
+    """The counts of read items and of each kind of mistake in them, and the number of elements read into each box."""
     dims, index_pairs = len(entry.size), [(item.dest_index.index, item.storage_index.index) for item in items]
     pairs = torch.tensor(index_pairs, dtype=torch.int64).reshape(-1, 2)
     parts = torch.tensor(
         [[*item.dest_offsets, *item.storage_offsets, *item.lengths] for item in items], dtype=torch.int64
     ).reshape(-1, 3, dims)
     wanted = torch.tensor(boxes, dtype=torch.int64).reshape(-1, 2, dims)
-    saved = torch.tensor([[[*one.offsets], [*one.sizes]] for one in entry.chunks], dtype=torch.int64)
+    saved = torch.tensor([[[*chunk.offsets], [*chunk.sizes]] for chunk in entry.chunks], dtype=torch.int64)
     saved = saved.reshape(-1, 2, dims)
     to, source = wanted[pairs[:, 0]], saved[pairs[:, 1]]
     start = torch.maximum(to[:, 0], source[:, 0])
@@ -259,7 +258,7 @@ def features(case: Case) -> set[str]:
 
 
 def narrow(case: Case) -> SearchStrategy[Case]:
-    """Cases with fewer kinds and tensors, on smaller meshes."""
+    """Cases with fewer kinds and fewer tensors, on smaller meshes."""
 
     @st.composite
     def smaller(draw: st.DrawFn) -> Case:
@@ -278,7 +277,7 @@ def narrow(case: Case) -> SearchStrategy[Case]:
 
 
 def case_lines(load: bool) -> tuple[str, ...]:
-    """A case for each number of ranks."""
+    """A case for each of :data:`MESHES`."""
     kinds = " ".join(word for word in KINDS.split() if load or not word.startswith("to."))
     more = [f"ranks.load={other}" if load else f"times={TENSORS_PER_KIND}" for _, other in MESHES]
     return tuple(f"ranks={mesh} {one} {kinds}" for (mesh, _), one in zip(MESHES, more, strict=True))

@@ -1,4 +1,4 @@
-"""Laws of states and of what is kept between saves: leaves and their paths, plans that are kept, and hints."""
+"""Laws of nested states, of cached plans, and of index hints."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def draw_flatten(limits: Limits) -> SearchStrategy[Case]:
 
 
 def with_colliding_key(state: State, number: int) -> State:
-    """The state with a further entry at the top whose key is the path of a leaf within."""
+    """The state with a further top-level entry whose key is the path of a nested leaf."""
     paths = [path for path, _ in flatten(state).values() if len(path) > 1]
     if not paths:
         return state
@@ -63,8 +63,7 @@ def with_colliding_key(state: State, number: int) -> State:
     features=None,
 )
 def flatten_state(state: Tree):
-    """A state is its leaves by their paths, and put together again it is the state; two leaves under one name are
-    refused."""
+    """A state flattens into its leaves by path and unflattens to the same state; two leaves of one name are refused."""
     return {"state": caught(flatten_and_unflatten, state)}
 
 
@@ -76,7 +75,7 @@ def flatten_and_unflatten(state: dict[str, Any]) -> dict[str, Any]:
         "paths": dict(sorted(paths.items())),
         "leaves": {name: typed_repr(leaf) for name, leaf in sorted(flat.items())},
         "back": typed_repr(back),
-        "copies": [leaf for leaf in tensors_in([flat, back]) if not any(leaf is one for one in own)],
+        "copies": [tensor for tensor in tensors_in([flat, back]) if not any(tensor is one for one in own)],
     }
 
 
@@ -87,7 +86,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 def typed_repr(tree: Any) -> str:
-    """A tree as text, with the types of its values; entries of dicts and sets in the order of their texts."""
+    """A text of a tree that shows the types of its values; dicts and sets are sorted."""
     match tree:
         case dict():
             return "{" + ", ".join(sorted(f"{key!r}: {typed_repr(value)}" for key, value in tree.items())) + "}"
@@ -135,13 +134,13 @@ ELEMENTS = (
     features=None,
 )
 def element(state: Tree, path: Word):
-    """The element at a path is what stands there in the state; where nothing does, it is the default."""
+    """get_element returns the element at a path of a state, or the default where there is none."""
     parts = tuple(int(part) if part.isdecimal() else part for part in path.split("/"))
     return {"element": caught(lambda: typed_repr(compat.get_element(state, parts, "absent")))}
 
 
 def element_at(tree: Any, path: list[str]) -> Any:
-    """What stands at a path of a state, in whose dicts all keys are texts."""
+    """The element at a path of a state whose dicts have string keys, or ``absent``."""
     for part in path:
         entries = dict(enumerate(tree)) if isinstance(tree, list) else tree
         key = int(part) if isinstance(tree, list) else part
@@ -156,7 +155,7 @@ def _(state, path):
     return {"element": typed_repr(with_tensors(element_at(state, path.split("/")), state))}
 
 
-# Plans that are kept
+# Cached plans
 
 
 CHANGES = (
@@ -171,8 +170,7 @@ def draw_saves(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         change = draw(st.sampled_from(CHANGES))
-        # where a value comes or goes, a rank outside of the mesh has something to write in one save and nothing in the
-        # other
+        # a rank outside the mesh then has something to write in one save and nothing in the other
         mesh = draw(st.sampled_from(SUBMESHES if change in ("dropped", "added") and draw(st.booleans()) else MESHES))
         shape = draw(shapes(max_dims=2, max_size=5))
         any_placements = placements(mesh, len(shape), kinds=("R", "S"))
@@ -189,7 +187,7 @@ def draw_saves(limits: Limits) -> SearchStrategy[Case]:
     return case()
 
 
-# what changes for one rank and not for another: its part keeps its place, or its place and its size, in another whole
+# changes after which some ranks keep the offset, or the offset and the size, of their shard
 CACHED = (
     "mesh=2 x=3:S(0) order=ab change=shape",
     "mesh=2 x=3:S(0) a=2:- order=abba change=shape",
@@ -205,7 +203,7 @@ CACHED = (
     "mesh=1@2 x=4:R order=abab change=dropped",
     "mesh=2 x=4:S(0) a=3:- order=abb change=renamed",
     "mesh=3 x=2:S(0) order=aba change=kind",
-    # a rank that did not change is planned by what it changed to before
+    # ranks that do not change while others do
     "mesh=2 x=3:S(0) order=abc change=shape",
     "mesh=3 x=5:S(0) a=2:- order=abca change=renamed",
     "mesh=2x2 x=4x4:S(0),S(1) order=abcb change=placed to.x=S(0),R",
@@ -231,33 +229,34 @@ def caching_features(case: Case) -> set[str]:
     features=caching_features,
 )
 def cached(saves: Saves):
-    """With plan caching, every save of a series is planned as if it were the first."""
-    kinds = [type(f"Seat{rank}", (DefaultSavePlanner,), {}) for rank in range(len(saves[0]))]
+    """With plan caching, every save of a series has the plan that it would have without."""
+    kinds = [type(f"Planner{rank}", (DefaultSavePlanner,), {}) for rank in range(len(saves[0]))]
     compat.clear_save_plans()
     found = [(plan_save(kinds, states, True), plan_save(kinds, states, False)) for states in saves]
     compat.clear_save_plans()
     return {
-        "items": [
-            (at + 1, *pair) for at, (one, other) in enumerate(found) for pair in differing_pairs(one[0], other[0])
-        ],
-        "metadata": [
-            (at + 1, *pair) for at, (one, other) in enumerate(found) for pair in differing_pairs(one[1], other[1])
-        ],
-        "paths": [
-            (at + 1, *pair) for at, (one, other) in enumerate(found) for pair in differing_pairs(one[2], other[2])
-        ],
+        what: [
+            (save, *pair)
+            for save, (cached_plan, plan) in enumerate(found, 1)
+            for pair in differing_pairs(cached_plan[what], plan[what])
+        ]
+        for what in ("items", "metadata", "paths")
     }
 
 
-def plan_save(kinds: list[Any], states: list[Any], caching: bool) -> tuple[list[Any], ...]:
-    """One save, from the states of all ranks: what each is to write, the entries of the metadata, and the paths. Every
-    rank has a planner
-    class of its own, since what is kept is kept by class."""
+def plan_save(kinds: list[Any], states: list[Any], caching: bool) -> dict[str, list[Any]]:
+    """Plan one save of the states of all ranks: the items of each rank, the entries of the metadata, and the paths.
+
+    Plans are cached by planner class, so that every rank needs its own, from ``kinds``."""
     planners = [kind(enable_plan_caching=caching) for kind in kinds]
     plans = [local_plan(state, rank == 0, planners[rank]) for rank, state in enumerate(states)]
     sent, metadata = planners[0].create_global_plan(plans)
     items = [planner.finish_plan(plan).items for planner, plan in zip(planners, sent, strict=True)]
-    return items, sorted(metadata.state_dict_metadata.items()), sorted(metadata.planner_data.items())
+    return {
+        "items": items,
+        "metadata": sorted(metadata.state_dict_metadata.items()),
+        "paths": sorted(metadata.planner_data.items()),
+    }
 
 
 @cached.due
@@ -284,7 +283,7 @@ def draw_hints(limits: Limits) -> SearchStrategy[Case]:
     weight=0.2,
 )
 def ignore_hints(plans: Plans, hints: Hints):
-    """The number under which a chunk may be found first is a hint: a wrong one changes no plan."""
+    """The index of a MetadataIndex is a hint only: a wrong one changes no plan and no metadata."""
     unhinted, hinted = to_save_plans(plans), to_save_plans(plans, hints)
     indices = [[item.index for plan in one for item in plan.items] for one in (unhinted, hinted)]
     (planned, metadata), (planned_hinted, metadata_hinted) = global_plan(unhinted), global_plan(hinted)

@@ -1,5 +1,4 @@
-"""Laws of plans for DTensors: what each rank of a mesh says that it holds, and what each reads of what others have
-saved."""
+"""Laws of plans for DTensors: the write items of each rank of a mesh, and its read items after a save on any mesh."""
 
 from __future__ import annotations
 
@@ -39,44 +38,26 @@ from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import placements, shapes, state_dicts
 
 DOCS = "torch.distributed.checkpoint docs"
-# what a strided shard may be refused by
+# how strided shards may be refused
 REFUSALS = (NotImplementedError, ValueError, RuntimeError)
-# Seats cost next to nothing, so meshes may be larger than any world: the plainest first, the odd ones less often.
+# One process plans for all ranks, so meshes may be larger than a world. The plainest come first.
 MESHES = [
     Mesh.parse(text)
     for text in (
-        *(
-            "2",
-            "3",
-            "2x2",
-            "2x3",
-            "4",
-            "5",
-            "2x2x2",
-            "8",
-            "1",
-            "3x2",
-            "2x4",
-            "1x3",
-            "3x1",
-            "2x1x3",
-            "7",
-            "2x2",
-            "2x3",
-            "3",
-        ),
+        *("2", "3", "2x2", "2x3", "4", "5", "2x2x2", "8", "1", "3x2", "2x4", "1x3", "3x1", "2x1x3", "7"),
+        *("2x2", "2x3", "3"),
         *("2@1,0", "2@0,2", "3@2,0,1", "2x2@0,2,1,3", "2x2@4,1,2,0", "3x2@5,0,3,1,4,2", "2x1@3,1", "1@2"),
     )
 ]
 
 
 def features(case: Case) -> set[str]:
-    """What the seats of a case are: ranks outside the mesh, although one process plays them all."""
+    """Whether there are ranks outside the mesh; the world of the case, one process, does not show it."""
     mesh = case.mesh()
     return {"submesh"} if rank_count(mesh) > mesh.size else set()
 
 
-# What a rank says that it holds
+# Write items
 
 
 @st.composite
@@ -114,19 +95,11 @@ def draw_items(limits: Limits) -> SearchStrategy[Case]:
     features=features,
 )
 def write_items(states: States):
-    """A rank's plan has one item for the part of each DTensor that it holds, and one for every plain tensor and
-    value."""
+    """A rank's save plan has one item for its local shard of each DTensor, and one for every plain tensor and value."""
     plans = [caught(local_plan, state, rank == 0) for rank, state in enumerate(states)]
-    items = [[*map(plain_item, plan.items)] for plan in plans if not isinstance(plan, Exception)]
-    offsets = {
-        (item[0], item[1][0]) for plan_items in items for item in plan_items if len(item) > 1 and has_elements(item)
-    }
-    empty_at_others = [
-        item
-        for plan_items in items
-        for item in plan_items
-        if not has_elements(item) and (item[0], item[1][0]) in offsets
-    ]
+    items = [plain_item(item) for plan in plans if not isinstance(plan, Exception) for item in plan.items]
+    offsets = {(item[0], item[1][0]) for item in items if len(item) > 1 and has_elements(item)}
+    empty_at_others = [item for item in items if not has_elements(item) and (item[0], item[1][0]) in offsets]
     summaries = {
         f"rank {rank}": plan if isinstance(plan, Exception) else plan_summary(plan) for rank, plan in enumerate(plans)
     }
@@ -134,8 +107,8 @@ def write_items(states: States):
 
 
 def plan_summary(plan: Any) -> dict[str, Any]:
-    """The paths of a plan, and of each leaf how many items there are of it, what they say of the tensor, and which
-    elements they name."""
+    """The paths of a plan, and for each leaf the number of its items, the tensor that they describe, and the numbers of
+    the elements in their boxes."""
     leaves: dict[str, Any] = {}
     for item in sorted(map(plain_item, plan.items), key=repr):
         name, box, *tensor = (*item, None)[:2] if len(item) == 1 else item
@@ -162,11 +135,8 @@ def due_plan(state: MeshState, rank: int) -> dict[str, Any]:
         if not isinstance(leaf, Slot):
             found[name] = as_metadata({"items": 1, "tensor": [], "elements": []})
             continue
-        spec, layout, elements = (
-            state.specs[leaf.name],
-            state.layout(leaf.name),
-            element_numbers(state.specs[leaf.name].shape),
-        )
+        spec, layout = state.specs[leaf.name], state.layout(leaf.name)
+        elements = element_numbers(spec.shape)
         if layout is not None:
             elements = simulate.take(elements, layout, coord) if coord is not None else elements.flatten()[:0]
         if elements.numel() or layout is None:
@@ -177,7 +147,7 @@ def due_plan(state: MeshState, rank: int) -> dict[str, Any]:
     return {"paths": Of({name: path for name, (path, _) in leaves.items()}), "leaves": found}
 
 
-# What a rank reads
+# Read items
 
 
 def draw_reshard(limits: Limits) -> SearchStrategy[Case]:
@@ -204,8 +174,8 @@ def draw_reshard(limits: Limits) -> SearchStrategy[Case]:
     features=features,
 )
 def reshard(saved: SavedTensor, states: LoadedStates):
-    """Of a tensor that any mesh has saved, every rank of any other reads each element of its own part once, to its
-    place."""
+    """From a tensor saved on any mesh, every rank of another mesh reads each element of its local shard once, to the
+    right place."""
     plans = [caught(load_items, state, to_metadata(saved)) for state in states]
     return {
         f"rank {rank}": plan if isinstance(plan, Exception) else read_summary(plan, state["x"], saved["x"])
@@ -214,8 +184,8 @@ def reshard(saved: SavedTensor, states: LoadedStates):
 
 
 def read_summary(items: list[Any], tensor: torch.Tensor, saved: Any) -> dict[str, Any]:
-    """Which elements, numbered as they lie in the saved tensor, go to the places of a local tensor; how many are read;
-    empty reads."""
+    """The number, in the saved tensor, of the element read into each place of the local tensor; how many elements are
+    read; and the empty read items."""
     shape, _, chunks = saved
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     places, count, empty_reads = torch.full(local.shape, -1), 0, []
@@ -232,11 +202,9 @@ def read_summary(items: list[Any], tensor: torch.Tensor, saved: Any) -> dict[str
 def _(states):
     layout, found = states.layout("x"), {}
     for rank in range(rank_count(states.mesh)):
-        full, coord = element_numbers(states.specs["x"].shape), states.mesh.coord(rank)
+        local, coord = element_numbers(states.specs["x"].shape), states.mesh.coord(rank)
         if layout is not None:
-            full = simulate.take(full, layout, coord) if coord is not None else full.new_empty(0)
-        want = as_metadata({"elements": full.tolist(), "count": full.numel(), "pointless": []})
-        found[f"rank {rank}"] = (
-            Either((want, Refused(REFUSALS))) if layout is not None and layout.is_strided() else want
-        )
+            local = simulate.take(local, layout, coord) if coord is not None else local.new_empty(0)
+        due = as_metadata({"elements": local.tolist(), "count": local.numel(), "pointless": []})
+        found[f"rank {rank}"] = Either((due, Refused(REFUSALS))) if layout is not None and layout.is_strided() else due
     return found
