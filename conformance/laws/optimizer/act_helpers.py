@@ -1,4 +1,4 @@
-"""Sharded tensors in rows, and parameters that are sharded twice: plain torch code."""
+"""Plain torch code for the acts of this chapter: sharded tensors in chunks of rows, and nested ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from shardlaw.conformance.laws.sharded_tensor.act_helpers import from_boxes
 
 
 def from_rows(tensor: torch.Tensor, group: Any = None) -> Any:
-    """A tensor that every rank has whole as a sharded one, in chunks of rows on the ranks of the group. All of
-    them must call it."""
+    """A sharded tensor of a full tensor, in chunks of rows on the ranks of a group. All its members must call it."""
     ranks, rank = dist.get_process_group_ranks(group), dist.get_rank()
     count = -(-len(tensor) // len(ranks))
     first = min(ranks.index(rank) * count, len(tensor))
@@ -23,8 +22,8 @@ def from_rows(tensor: torch.Tensor, group: Any = None) -> Any:
 
 
 def nested_parameter(inner: Any, shape: torch.Size, part: tuple[Sequence[int], Sequence[int]]) -> Any:
-    """A parameter of which this rank holds the box ``part``, which is a sharded tensor itself, as fully sharded
-    models on two axes have it."""
+    """A parameter of ``shape`` whose local shard, the box ``part``, is the sharded tensor ``inner``, as in a model that
+    is sharded on two axes."""
     rank, device = dist.get_rank(), inner.local_shards()[0].tensor.device
     own = compat.ShardMetadata([*part[0]], [*part[1]], remote_device(rank, device))
     other = remote_device((rank + 1) % dist.get_world_size(), device)
@@ -34,14 +33,14 @@ def nested_parameter(inner: Any, shape: torch.Size, part: tuple[Sequence[int], S
 
 
 def remote_device(rank: int, device: torch.device) -> str:
-    """The device of a rank as placements name it, where that of another one is known."""
+    """The placement of a shard on a rank; ``device`` is that of this rank."""
     return f"rank:{rank}/{device.type}" + (
         "" if device.index is None else f":{rank % torch.accelerator.device_count()}"
     )
 
 
 def boxes_around(shape: Sequence[int], offset: Sequence[int], size: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """What lies before and behind a box that spans all dims but one."""
+    """The boxes before and after a box that spans all dims but one."""
     boxes = []
     for dim, extent in enumerate(shape):
         for start, end in ((0, offset[dim]), (offset[dim] + size[dim], extent)):

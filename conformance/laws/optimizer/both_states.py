@@ -1,10 +1,9 @@
-"""Laws on the state of a model and that of its optimizer together: taken from one model, given to another.
+"""Laws of the states of a model and its optimizer, read from one model and set on another.
 
-A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` are the options:
-``flat`` (no nested dicts of the optimizer), ``whole`` (whole tensors on every rank), ``broadcast`` (whole
-tensors, from rank 0; ``apart``: first that of the model, then that of the optimizer) and ``offload`` (on the
-host: with whole tensors on rank 0 alone), joined by commas. Whole tensors may be given to a model that is
-placed by ``to``; others are given to one like the first.
+A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` are the options, joined by
+commas: ``flat`` (a flat optimizer state), ``whole`` (full tensors on every rank), ``broadcast`` (full tensors from
+rank 0; with ``apart`` the model's state and the optimizer's are set one after the other) and ``offload`` (on the CPU;
+full tensors on rank 0 only). A full state may be set on a model with other placements, the fields ``to``.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def make_optimizer(
 
 
 def optimizer_state_names(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The names in the state of an optimizer; of a flat one the rates too, which are entries of it."""
+    """The names in the state of an optimizer; of a flat state also the learning rates, which are entries."""
     if "param_groups" in state:
         return {"names": sorted(state["state"]), "groups": [group["params"] for group in state["param_groups"]]}
     rates = {name: value for name, value in state.items() if name.startswith("param_groups.") and name.endswith(".lr")}
@@ -112,8 +111,6 @@ def transfer_states(
     groups: Literal["each", "one"] = "each",
     opt: Literal["adam", "deep"] = "adam",
 ):
-    """Both states, taken at once and given at once, make another model and its optimizer the first ones; their
-    names are canonical."""
     net = Net(tensors, with_)
     optimizer, model = make_optimizer(net, RATES, groups, with_, opt), wrap_model(net, wrap)
     for group in optimizer.param_groups if "scheduled" in with_ else ():
@@ -153,7 +150,7 @@ def due_transfer(tensors, others, rank: Rank, how, with_, groups, opt):
     extra = {"_extra_state": Of(EXTRA, "wrong-value")} if "extra" in with_ else None
     saved = by_state_name(dense(tensors) if full else tensors, with_, extra)
     names = due_optimizer_names(due_optimizer, parameters, rates, how, groups, hollow)
-    if rank > 0 and full and "offload" in how:  # on the host of rank 0 alone
+    if rank > 0 and full and "offload" in how:  # only rank 0 has it
         saved, names = {}, {"names": Of([]), "rates": {}}
     return {
         "taken": saved,
@@ -167,7 +164,7 @@ def due_transfer(tensors, others, rank: Rank, how, with_, groups, opt):
 
 
 def due_tensors(values: Mapping[str, Any], traits: Sequence[str]) -> dict[str, Any]:
-    """What an other model holds when it was given a state: what is no part of one is still its own."""
+    """The due tensors of the target model after its state was set; buffers outside the state keep their values."""
     return by_state_name(values, traits, {"scratch": torch.full((3,), 2.0)} if "hidden" in traits else None)
 
 
@@ -195,7 +192,7 @@ def features(case: Case) -> set[str]:
 
 
 def sweep_record(*lines: str, untried: int = 0) -> dict[str, Any]:
-    """The part of a record that its cases make; the last ones, ``behind`` of them, smoke does not try."""
+    """The fields of a law's record for a sweep of these cases; smoke does not try the last ``untried`` ones."""
 
     def sweep(limits: Limits) -> list[Case]:
         return [
@@ -204,11 +201,11 @@ def sweep_record(*lines: str, untried: int = 0) -> dict[str, Any]:
             if {case.tensor(name).dtype for name in tensor_names(case)} <= {*limits.dtypes}
         ]
 
-    def smaller(case: Case) -> SearchStrategy[Case]:
-        """Those that still have two tensors: what is odd about a model hangs on them."""
+    def narrow_with_inner(case: Case) -> SearchStrategy[Case]:
+        """Smaller cases that still have a tensor in the inner module, to which most traits apply."""
         return narrow(case).map(lambda smaller: smaller if "a" in smaller else case)
 
-    return {"sweep": sweep, "sweeps": len(lines) - untried, "narrow": smaller, "needs": NEEDS, "smallest": 1}
+    return {"sweep": sweep, "sweeps": len(lines) - untried, "narrow": narrow_with_inner, "needs": NEEDS, "smallest": 1}
 
 
 SMALL = "float32:small"
@@ -230,7 +227,7 @@ TOGETHER = (
     f"mesh=2 x=2:S(0):{SMALL} a=2:R:{SMALL} how=flat,whole",
     f"mesh=2 x=2:S(0):{SMALL} a=2:S(0):{SMALL} how=whole with=same",
     f"mesh=2 x=2:R:{SMALL} a=2:R:{SMALL} how=flat with=scheduled",
-    # behind what smoke tries: where ranks wait for each other it takes as long as a case may
+    # not in smoke: if the ranks hang, it takes the time limit of a case
     f"mesh=2 x=2:S(0):{SMALL} a=2:R:{SMALL} how=broadcast",
 )
 WRAPPED = (
@@ -280,7 +277,7 @@ LAWS = (
         "together",
         TOGETHER,
         f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL}",
-        "The states of a model and its optimizer, taken and given together, make another model and optimizer the same.",
+        "get_state_dict and set_state_dict copy the states of a model and its optimizer to another model and optimizer.",
         "get_state_dict, set_state_dict; StateDictOptions",
         untried=1,
     ),
@@ -288,21 +285,21 @@ LAWS = (
         "wrapped",
         WRAPPED,
         f"mesh=2 x=4x2:-:{SMALL} a=2:-:{SMALL} wrap=ddp",
-        "Whatever wraps a model, its names in both states are its own, and both fit one that is wrapped differently.",
+        "The names in both states do not depend on wrappers of the model, and fit a model that is wrapped differently.",
         "get_state_dict: the keys are canonical FQNs; DDP, FSDP and any combination of parallelisms",
     ),
     both_states_law(
         "tied",
         TIED,
         f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL} with=tied",
-        "A parameter under two names is in the state of its model under both, in the optimizer's under the first.",
+        "A parameter with two names is in the model's state under both, and in the optimizer's state under the first.",
         "get_state_dict: canonical FQNs as returned by named_parameters",
     ),
     both_states_law(
         "deep",
         DEEP,
         f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL} opt=deep how=flat",
-        "What an optimizer keeps in dicts within dicts comes back in them, from a flat state as well.",
+        "An optimizer state of nested dicts is restored as nested dicts, also from a flat state.",
         "StateDictOptions: flatten_optimizer_state_dict; arbitrary levels of nesting for optimizers like Shampoo",
     ),
 )

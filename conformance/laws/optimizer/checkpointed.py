@@ -1,11 +1,10 @@
-"""The law on the state of the optimizer of a sharded model through a checkpoint: saved by a model sharded one way,
-loaded by another.
+"""The law of an optimizer's state in a checkpoint, saved from a model sharded one way, loaded into one sharded another.
 
-The fields ``a``, ``b`` and ``c`` of a case are the gradients of the parameters of these names: the first and
-the last at the top of the model, the second in a module inside. ``way`` and ``way.load`` say how they are
-sharded: ``line`` (by hand, by rows over all ranks), ``fsdp`` (``fully_shard``), ``fsdp1``
-(``FullyShardedDataParallel``) or ``both`` (by rows within pairs of ranks, then ``fully_shard`` over these). One step
-of Adam with betas of a half leaves halves of the gradient and of its square, exactly.
+The fields ``a``, ``b`` and ``c`` of a case are the gradients of the parameters of these names; ``b`` is in an inner
+module. ``way`` and ``way.load`` say how the model is sharded: ``line`` (DTensors in rows over all ranks), ``fsdp``
+(``fully_shard``), ``fsdp1`` (``FullyShardedDataParallel``) or ``both`` (in rows within pairs of ranks, then
+``fully_shard`` over the pairs). After one step of Adam with betas of 0.5, the averages are exactly half of the gradient
+and half of its square.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ Hollow = Literal["first", "last"]
 
 
 class ProductSum(nn.Module):
-    """Its output is the sum of the products of its parameters with these gradients, which are so their gradients."""
+    """A module whose output is the sum of its parameters times constants, which are therefore their gradients."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], grads: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -76,7 +75,7 @@ class ProductSum(nn.Module):
 def sharded_model(
     grads: Mapping[str, torch.Tensor], way: Way, mesh: DeviceMesh, device: torch.device, unused: str, frozen: str
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A model of zeros, sharded in a way, and the gradients that its backward pass gives."""
+    """A model of zeros, sharded in this way, and the gradients of its parameters."""
     zeros = {name: torch.zeros_like(grad) for name, grad in grads.items()}
     if way == "both":
         grid = DeviceMesh(mesh.device_type, mesh.mesh.view(-1, 2), mesh_dim_names=("full", "pair"))
@@ -106,7 +105,7 @@ def shard_rows(full: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 def optimizer_contents(
     model: nn.Module, optimizer: torch.optim.Optimizer, way: Way, names: Iterable[str]
 ) -> dict[str, Any]:
-    """The rates of an optimizer, and what it keeps of these parameters."""
+    """The learning rates of an optimizer, and its state of these parameters."""
     states: Any = get_optimizer_state_dict(model, optimizer)["state"] if way == "fsdp1" else None
     if states is None:
         states = {path: optimizer.state.get(parameter, {}) for path, parameter in model.named_parameters()}
@@ -118,7 +117,7 @@ def optimizer_contents(
 
 
 def drop_parameter(state: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The state of an optimizer, flat or not, without that of one parameter."""
+    """The state of an optimizer, flat or nested, without the entries of one parameter."""
     if "state" in state:
         return {**state, "state": {name: value for name, value in state["state"].items() if name != path}}
     return {name: value for name, value in state.items() if not name.startswith(f"state.{path}.")}
@@ -127,8 +126,7 @@ def drop_parameter(state: Mapping[str, Any], path: str) -> dict[str, Any]:
 def due_optimizer_contents(
     grads: Mapping[str, torch.Tensor], way: Way, rank: int, world: int, names: Sequence[str], rates: Sequence[float]
 ) -> dict[str, Any]:
-    """What :func:`learned` must find after a step: averages by rows over all ranks, pairs of ranks first where the
-    model is sharded ``both`` ways."""
+    """The due result of :func:`optimizer_contents` after one step, for the parameters but for ``names``."""
     ranks = tuple(range(world))
     if way == "both" and world % 2:
         raise Meaningless("an odd number of ranks has no pairs")
@@ -248,8 +246,8 @@ def state(
     frozen: Word = "",
     offload: bool = False,
 ):
-    """What the optimizer of a sharded model has learned is found again by that of a model sharded differently, in
-    another world."""
+    """The state of a sharded model's optimizer, saved in a checkpoint, can be loaded into the optimizer of a model that
+    is sharded differently, in another world."""
     model, used = sharded_model(grads, way, mesh, device, unused, frozen)
     optimizer = adam([*model.parameters()], RATES, groups, hollow)
     if way == "line":
@@ -286,7 +284,7 @@ def state_loaded(
     frozen: Word = "",
     offload: bool = False,
 ):
-    """It is loaded into the optimizer of another model, which it must fit but for a parameter that was never used."""
+    """Load it into the optimizer of another model; strictly only if every parameter has a state."""
     way = way__load or way
     model, used = sharded_model(grads, way, mesh, device, unused, frozen)
     optimizer = adam([*model.parameters()], OTHER_RATES, groups__load or groups, hollow)

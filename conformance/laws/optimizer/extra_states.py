@@ -1,7 +1,7 @@
-"""The law on extra states of modules, of every kind, in the state of a model.
+"""The law of extra states of modules in the state of a model.
 
-A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it; ``kind`` says what the extra state of
-its inner module is, ``how`` in which form the state is taken and given.
+A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``kind`` names the extra state of its
+inner module, ``how`` the options of the state.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def extra(
     how: How = (),
     wrap: Wrap = "none",
 ):
-    """An extra state of any kind is in the state of a model as the module gave it, and comes to another model so."""
+    """The state of a model contains a module's extra state of any kind unchanged, and sets it on another model."""
     source, target = Net(tensors, ("extra",)), Net(others, ("extra",), other=True)
     source.inner.extra = EXTRAS[kind]
     model, target_model = wrap_model(source, wrap), wrap_model(target, wrap)

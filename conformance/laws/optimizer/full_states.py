@@ -1,5 +1,5 @@
-"""Laws on whole states, handed out from rank 0 or by each rank to models of any layout, and on optimizers that
-take a state over."""
+"""Laws of full states that rank 0 or each rank sets on models of any layout, and of get_optimizer_state_dict and
+set_optimizer_state_dict for optimizers of several kinds, numbers and groups."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SELDOM = (
 )
 
 
-# whole states whose names are in another order on every second rank, or whose tensors lie transposed in memory
+# full states whose names are in reverse order on odd ranks, or whose tensors are transposed in memory
 ODD_STATES = (
     "mesh=2 x=5x2:S(0):{} a=5x2:S(0):{} how=turned",
     "mesh=3 x=7:S(0):{} a=7:S(0):{} b=7:S(0):{} how=turned",
@@ -63,8 +63,8 @@ ODD_STATES = (
 def model_cases(
     *choices: str, floats: bool = True, plain: bool = True, min_tensors: int = 1, field: str = "how"
 ) -> Callable[[Limits], SearchStrategy[Case]]:
-    """Models of up to three tensors, and one of ``fills`` in a field; on ``plain`` meshes of all ranks, without
-    strided shards."""
+    """Cases of models of up to three tensors, with one of ``choices`` in ``field``. ``floats``: all tensors are
+    parameters. ``plain``: no sub-meshes and no strided shards."""
 
     def draw_of(limits: Limits) -> SearchStrategy[Case]:
         mesh_palette = meshes(limits, tables=False, outside=not plain)
@@ -93,17 +93,17 @@ def model_cases(
     return draw_of
 
 
-Source = Literal["broadcast", "each", "turned", "transposed"]
+Form = Literal["broadcast", "each", "turned", "transposed"]
 OWN_STATE = ("each", "turned")
 
 
 def full_state_options(how: str) -> StateDictOptions:
-    """The options under which a whole state is given: from rank 0 alone, or of each rank its own."""
+    """The options to set a full state: each rank its own, or that of rank 0."""
     return state_options(["whole" if how in OWN_STATE else "broadcast"])
 
 
 def state_on_rank(state: dict[str, Any], how: str, rank: int) -> dict[str, Any]:
-    """What a rank gives of a whole state: nothing unless it is rank 0 or each gives its own."""
+    """The full state that a rank passes; an empty one on other ranks than 0 if rank 0 broadcasts."""
     if rank and how not in OWN_STATE:
         return {}
     if how == "turned" and rank % 2:
@@ -125,8 +125,8 @@ def state_on_rank(state: dict[str, Any], how: str, rank: int) -> dict[str, Any]:
     sweeps=len(ODD_STATES),
     **COMMON,
 )
-def full_model_state(tensors: FullTensors, others: Poisoned, rank: Rank, how: Source):
-    """A whole state, from rank 0 or from each rank's own, makes a model of any layout the one that the state is of."""
+def full_model_state(tensors: FullTensors, others: Poisoned, rank: Rank, how: Form):
+    """A full state of a model, of rank 0 or of each rank, can be set on a model of any layout."""
     net = Net(others)
     set_model_state_dict(net, state_on_rank(by_state_name(tensors), how, rank), options=full_state_options(how))
     return net.held()
@@ -147,9 +147,8 @@ def _(others):
     sweeps=len(ODD_STATES),
     **COMMON,
 )
-def full_optimizer_state(tensors: FullTensors, others: Poisoned, rank: Rank, how: Source):
-    """A whole state, from rank 0 or from each rank's own, makes the optimizer of a model of any layout the one
-    that it is of."""
+def full_optimizer_state(tensors: FullTensors, others: Poisoned, rank: Rank, how: Form):
+    """A full state of an optimizer, of rank 0 or of each rank, can be set on the optimizer of a model of any layout."""
     net = Net(others)
     optimizer = adam([*net.parameters()], OTHER_RATES)
     grads = by_state_name(tensors)
@@ -184,7 +183,7 @@ def _(others):
     **COMMON,
 )
 def pending(tensors: Tensors, others: Poisoned, how: Literal["plain", "flat", "each"] = "plain"):
-    """A state is taken over whether or not the parameters have gradients."""
+    """A state can be set on an optimizer while its parameters have gradients."""
     net = Net(tensors)
     optimizer = adam([*net.parameters()], RATES)
     train_step(optimizer)
@@ -231,14 +230,13 @@ Opt = Literal[
 
 
 def parameter_groups(net: Net, opt: str) -> list[Any]:
-    """A group for each parameter, no two of which learn alike; LBFGS has one group."""
+    """A group for each parameter, with different learning rates; for LBFGS the parameters, in one group."""
     parameters = [*net.parameters()]
     return parameters if opt == "lbfgs" else with_rates([[parameter] for parameter in parameters], RATES)
 
 
 def differing_names(tensors: dict[str, Any], others: dict[str, Any]) -> list[str]:
-    """The names of tensors of which this rank holds other elements; what only one of the two has is nothing that
-    differs."""
+    """The names of the tensors in both dicts whose local elements differ."""
     common = [name for name, value in tensors.items() if isinstance(value, torch.Tensor) and name in others]
     return [name for name in common if not torch.equal(to_local(tensors[name]), to_local(others[name]))]
 
@@ -258,7 +256,7 @@ def to_local(tensor: torch.Tensor) -> torch.Tensor:
     **COMMON,
 )
 def get_state(tensors: Tensors, opt: Opt):
-    """Asking for the state of an optimizer changes neither it nor its model: the step that follows is its first."""
+    """get_optimizer_state_dict changes neither the optimizer nor the model: the next step is the first one."""
     nets = [Net({name: tensor.clone() for name, tensor in tensors.items()}) for _ in range(2)]
     optimizers = [OPTIMIZERS[opt](parameter_groups(net, opt)) for net in nets]
     get_optimizer_state_dict(nets[0], optimizers[0])
@@ -303,7 +301,7 @@ def _(tensors, opt):
     **COMMON,
 )
 def several(tensors: Tensors, others: Poisoned, how: Literal["plain", "flat"]):
-    """The optimizers of one model give one state together, of which each takes back its own, in any order."""
+    """Several optimizers of one model have one state together, which can be set on them in any order."""
     net = Net(tensors)
     optimizers = optimizer_per_parameter(net, RATES)
     for optimizer in optimizers:
@@ -323,7 +321,7 @@ several.due(due_after_step)
 
 
 def regrouping_cases(limits: Limits) -> SearchStrategy[Case]:
-    """With one rate for all: into one group, or out of one."""
+    """Cases of groups that are merged or split, with equal or different learning rates."""
     more = st.sampled_from(({"rates": "equal"}, {"rates": "equal", "groups": "apart"}, {"rates": "differ"}))
     return st.tuples(model_cases(min_tensors=2)(limits), more).map(lambda pair: pair[0].with_fields(**pair[1]))
 
@@ -343,8 +341,8 @@ def regrouped(
     rates: Literal["equal", "differ"],
     groups: Literal["together", "apart"] = "together",
 ):
-    """A flat state loads into other groups where the options of their parameters agree, and is refused where they
-    differ."""
+    """A flat state can be set on an optimizer with other groups if their parameters had equal options, else it is
+    refused."""
     before, after = ("one", "each") if groups == "apart" else ("each", "one")
     net = Net(tensors)
     optimizer = adam([*net.parameters()], RATES if rates == "differ" else RATES[:1], before)

@@ -1,4 +1,4 @@
-"""Laws on the states of models under ``FullyShardedDataParallel``: in each of its own forms, and whole."""
+"""Laws of the states of ``FullyShardedDataParallel`` models: each of its state dict types, and full states."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FULL = (
     f"world=2 a=5x3:-:{SMALL} b=7:-:{SMALL} c=3:-:{SMALL} how=whole",
     f"world=3 a=5x3:-:{SMALL} b=2:-:{SMALL} how=broadcast",
     f"world=4 a=3x3:-:{SMALL} b=9:-:{SMALL} c=5:-:{SMALL} how=broadcast",
-    # behind what smoke tries: it ends the process
+    # not in smoke: it ends the process
     f"world=2 a=5x3:-:{SMALL} b=3:-:{SMALL} how=broadcast,offload",
 )
 
@@ -55,7 +55,7 @@ def features(case: Case) -> set[str]:
 
 
 class ParameterModule(nn.Module):
-    """A module of these parameters."""
+    """A module with these parameters, and an inner module."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], inner: Any = None) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class ParameterModule(nn.Module):
 
 
 def fsdp_model(tensors: Mapping[str, torch.Tensor], **options: Any) -> FullyShardedDataParallel:
-    """A model of these tensors, that of the name ``b`` in a module inside, both sharded."""
+    """A model of these tensors with ``b`` in an inner module; FSDP shards both."""
     inner = ParameterModule({"b": tensors["b"]})
     outer = ParameterModule({name: tensor for name, tensor in tensors.items() if name != "b"})
     outer.inner = FullyShardedDataParallel(inner, **options)
@@ -74,7 +74,7 @@ def fsdp_model(tensors: Mapping[str, torch.Tensor], **options: Any) -> FullyShar
 
 
 def full_parameters(model: FullyShardedDataParallel) -> dict[str, torch.Tensor]:
-    """The elements of all parameters, by their names."""
+    """The full parameters, by name."""
     with FullyShardedDataParallel.summon_full_params(model):
         parameters = {name.replace("_fsdp_wrapped_module.", ""): one for name, one in model.named_parameters()}
         return {name: one.detach().clone() for name, one in parameters.items()}
@@ -96,8 +96,8 @@ def state_forms(
     whole: bool = False,
     strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"] = "FULL_SHARD",
 ):
-    """A model gives its state whole, in chunks of rows or as flat parameters; a whole one keeps its values when the
-    model goes on, and another model that is given the state is the same."""
+    """FSDP returns its state in full, in chunks of rows or as flat parameters, and another model can load it; a full
+    state does not change with the model."""
     options = {"use_orig_params": whole, "device_id": device, "sharding_strategy": ShardingStrategy[strategy]}
     model, other = (
         fsdp_model(tensors, **options),
@@ -114,7 +114,7 @@ def state_forms(
         with FullyShardedDataParallel.summon_full_params(model), torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1)
-    # a flat parameter goes by the name of its module
+    # the key of a flat parameter is the name of its module
     saved = {
         name.rpartition(".")[0] if form == "local" else name: describe_if_sharded(one) for name, one in state.items()
     }
@@ -139,7 +139,7 @@ def _(tensors, form, strategy, rank: Rank, world: WorldSize):
 
 
 def without_steps(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What the state of an optimizer has of each parameter, its steps apart."""
+    """The state of an optimizer without the step counts."""
     return {path: {key: one for key, one in entries.items() if key != "step"} for path, entries in state.items()}
 
 
@@ -153,8 +153,8 @@ def without_steps(state: Mapping[str, Any]) -> dict[str, Any]:
     **COMMON,
 )
 def full_states(grads: Gradients, mesh: WorldMesh, device: Device, rank: Rank, how: How):
-    """The states of a model that FSDP shards and of its optimizer, taken whole and given by every rank or by rank 0
-    alone, make another model and its optimizer the same."""
+    """The full states of an FSDP model and its optimizer, of every rank or of rank 0, can be set on another FSDP model
+    and its optimizer."""
     model, used = sharded_model(grads, "fsdp1", mesh, device, "", "")
     optimizer = adam([*model.parameters()], RATES)
     model().backward()

@@ -1,22 +1,20 @@
-"""Models of which a state has more than parameters in place, their optimizers, and the wrappers that may be around
-them: plain torch code.
+"""Models with further traits, a further optimizer, and the wrappers of models: plain torch code.
 
-The tensors of a case are where they are in any :class:`~.checkpoint.models.Model`. ``with`` names what else the model
-has:
+The tensors of a case are placed as in :class:`~.checkpoint.models.Model`. ``with`` names traits of the model:
 
-``tied``     a parameter ``head.weight`` that is the first one
-``same``     the module ``inner`` once more, as ``outer.again``
-``extra``    an extra state of ``inner``
-``hidden``   a buffer in ``inner`` that is not part of its state
-``renamed``  a module whose hooks take the name of what is inside of it out of its states, and which says so
-``frozen``   the last one of several parameters asks for no gradient
-``idle``     the last parameter is not given to the optimizer
-``hollow``   the optimizer has a last group without parameters
-``scheduled``  its groups have an option that a scheduler added, as long as it is the saved one
+``tied``     ``head.weight`` is the first parameter
+``same``     ``outer.again`` is the module ``inner``
+``extra``    ``inner`` has an extra state
+``hidden``   ``inner`` has a non-persistent buffer
+``renamed``  a module ``kept`` drops the name of its submodule in its state, by hooks and ``_fqn_modifiers``
+``frozen``   the last of several parameters does not require a gradient
+``idle``     the last parameter is not in the optimizer
+``hollow``   the last group of the optimizer has no parameters
+``scheduled``  the groups of the saved optimizer have an option that a scheduler added
 
-``wrap`` is what the model is wrapped in: ``ddp``, ``compile``, ``ddp-compile`` (compiled outside),
-``compile-ddp``, and ``inside`` or ``ddp-inside`` where that is done to ``inner`` alone. With ``recompute`` in front,
-what is done to ``inner`` is within a wrapper that computes activations again.
+``wrap`` names the wrappers: ``ddp``, ``compile``, ``ddp-compile`` (``torch.compile`` outermost), ``compile-ddp``; of
+``inner`` alone: ``inside`` (compiled), ``ddp-inside``, and ``recompute`` (activation checkpointing), which may precede
+these two.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class ExtraStateModule(nn.Module):
 
 
 class RenamingModule(nn.Module):
-    """A module whose states call ``own.weight`` ``weight``."""
+    """A module in whose state ``own.weight`` is called ``weight``."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
@@ -70,8 +68,8 @@ class RenamingModule(nn.Module):
 
 
 class Net(Model):
-    """A model of these tensors; ``having`` names what else it has. What no tensor says is different in an
-    ``other`` one."""
+    """A model of these tensors with these traits. The extra state and the buffer of an ``other`` one have other
+    values."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], traits: Collection[str] = (), other: bool = False) -> None:
         frozen_names, inner = (
@@ -95,11 +93,11 @@ class Net(Model):
             self.kept = RenamingModule(tensors[first].clone())
 
     def held(self) -> dict[str, Any]:
-        """What it holds, by canonical name."""
+        """All parameters and buffers, by canonical name."""
         return {path.replace(".own", ""): tensor for path, tensor in super().held().items()}
 
     def given(self, traits: Collection[str] = ()) -> dict[str, nn.Parameter]:
-        """The parameters that its optimizer is given, by canonical name."""
+        """The parameters in its optimizer, by canonical name."""
         parameters = {path: parameter for path, parameter in self.named_parameters() if path != "kept.own.weight"}
         return dict([*parameters.items()][:-1]) if "idle" in traits else parameters
 
@@ -107,8 +105,8 @@ class Net(Model):
 def by_state_name(
     tensors: Mapping[str, Any], traits: Collection[str] = (), inner_entries: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The tensors, and what else is ``inside`` of the inner module, by all names that a model has for them, those
-    at its top first."""
+    """The tensors and the further ``inner_entries`` of ``inner`` by every name that they have in the state of a model,
+    the top-level tensors first."""
     first = next(iter(tensors.values()))
     entries = {**in_model(tensors), **{f"inner.{name}": value for name, value in (inner_entries or {}).items()}}
     if "same" in traits:
@@ -136,7 +134,7 @@ WRAPPERS: dict[str, Any] = {
 
 
 def wrap_model(model: Any, wrap: str) -> nn.Module:
-    """The model with something around it, or around the module inside of it."""
+    """The model with these wrappers around it or around its inner module."""
     if wrap in INNER_WRAPS:
         model.inner = wrap_model(model.inner, INNER_WRAPS[wrap])
         return model  # type: ignore[no-any-return]
@@ -146,7 +144,7 @@ def wrap_model(model: Any, wrap: str) -> nn.Module:
 
 
 class NestedStateOptimizer(torch.optim.Optimizer):
-    """Keeps what it has seen of a gradient in dicts within dicts, as Shampoo does."""
+    """An optimizer whose state is nested dicts, as that of Shampoo."""
 
     def __init__(self, groups: Any) -> None:
         super().__init__(groups, {"lr": 0.5})
@@ -160,7 +158,7 @@ class NestedStateOptimizer(torch.optim.Optimizer):
 
 
 def train_step(optimizer: torch.optim.Optimizer) -> None:
-    """One step with the values of the parameters for gradients; the parameters stay what they are."""
+    """One step with the parameters' values as gradients; afterwards the parameters have their old values."""
     parameters = [
         parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
     ]
@@ -174,12 +172,12 @@ def train_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def is_full_state(how: Collection[str]) -> bool:
-    """Whether a state is given in whole tensors."""
+    """Whether the options ask for full tensors."""
     return "whole" in how or "broadcast" in how
 
 
 def state_options(how: Collection[str], **options: Any) -> StateDictOptions:
-    """The options under which a state is given."""
+    """The options of torch for the words of ``how``."""
     return StateDictOptions(
         full_state_dict=is_full_state(how),
         broadcast_from_rank0="broadcast" in how,

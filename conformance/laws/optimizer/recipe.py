@@ -1,4 +1,4 @@
-"""The law on the recipe for ``FullyShardedDataParallel`` in the document of the sharded optimizer."""
+"""The law of the FSDP example in the docs of ``load_sharded_optimizer_state_dict``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECIPE_CASES = (
 
 
 def local_tensors(state: dict[str, Any]) -> list[torch.Tensor]:
-    """What this rank holds of the sharded tensors of a state."""
+    """The local shards of the sharded tensors of a state."""
     return [shard.tensor for _, sharded in sorted(state.items()) for shard in sharded.local_shards()]
 
 
@@ -42,8 +42,8 @@ def local_tensors(state: dict[str, Any]) -> list[torch.Tensor]:
     weight=0.3,
 )
 def recipe(grads: Gradients, mesh: WorldMesh, device: Device, writer: Writer, reader: Reader, folder: Folder):
-    """A model that FSDP shards and its optimizer are saved as sharded states, and what another one loads of them and
-    gives to its optimizer is what was saved."""
+    """The sharded states of an FSDP model and its optimizer, saved in a checkpoint, can be loaded into another FSDP
+    model and its optimizer."""
     model, used = sharded_model(grads, "fsdp1", mesh, device, "", "")
     optimizer = adam([*model.parameters()], RATES)
     model().backward()

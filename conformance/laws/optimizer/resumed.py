@@ -1,14 +1,15 @@
-"""Laws on states that are taken in the midst of training: of parameters that were not trained yet or are frozen by now,
-of optimizers that keep nothing or know the names of their parameters; and on what becomes of the states themselves.
+"""Laws of optimizer states saved during training, of the state that is set on a model, and of frozen parameters.
 
-A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` says in which form its state
-is taken and given (see :mod:`~.both_states`), ``since`` what is odd about it:
+A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` are the options of the state
+(see :mod:`~.both_states`); ``since`` says what differs between the saved optimizer and the target:
 
-``untrained``  the last parameter had no gradient until then
-``frozen``     the last parameter is trained no longer
-``stateless``  the optimizer keeps nothing of any parameter
-``named``      the optimizer that is given a state knows the names of its parameters, the one that it is of does not
-``unnamed``    the other way round
+``trained``    nothing
+``untrained``  the last parameter had no gradient before the save
+``frozen``     the last parameter does not require a gradient after the save
+``stateless``  the optimizers have no state of any parameter
+``named``      the target optimizer has the names of its parameters, the saved one has not
+``unnamed``    the saved optimizer has the names of its parameters, the target has not
+``begun``      the target optimizer already has a state of all parameters but the last
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def features(case: Case) -> set[str]:
 
 
 def make_optimizer(net: Net, rates: Sequence[float], since: Since, names: bool) -> torch.optim.Optimizer:
-    """Adam, one group for each parameter, or what keeps nothing of them."""
+    """Adam with a group for each parameter, or a stateless SGD."""
     if since == "stateless":
         return torch.optim.SGD(with_rates([[one] for one in net.parameters()], rates), foreach=False)
     if not names:
@@ -76,7 +77,7 @@ RESUMED = (
     f"mesh=3 x=7:S(0):{SMALL} a=4x3:S(1):{SMALL} b=2:-:{SMALL} since=frozen",
     f"mesh=2x2 x=5x4:S(0),S(1):{SMALL} a=6:R,S(0):{SMALL} since=named how=plain,offload",
     *(f"mesh=2 x=5x2:S(0):{SMALL} a=4:-:{SMALL} since=begun how={how}" for how in ("plain", "whole")),
-    # behind what smoke tries: where ranks wait for each other it takes as long as a case may
+    # not in smoke: if the ranks hang, it takes the time limit of a case
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} since=untrained how=broadcast",
 )
 
@@ -89,8 +90,8 @@ RESUMED = (
     **sweep_record(*RESUMED, untried=1),
 )
 def resumed(tensors: Tensors, others: Poisoned, rank: Rank, how: How = (), since: Since = "trained"):
-    """What an optimizer keeps is taken over by another one, whichever of the parameters were trained until then and are
-    trained from then on; it knows as much afterwards, and no more."""
+    """set_optimizer_state_dict restores exactly the saved state, whichever parameters had gradients before the save or
+    have none now, and whether or not the optimizers have names."""
     net = Net(tensors)
     optimizer, last = make_optimizer(net, RATES, since, since == "unnamed"), [*net.parameters()][-1]
     last.requires_grad_(since != "untrained")
@@ -103,7 +104,7 @@ def resumed(tensors: Tensors, others: Poisoned, rank: Rank, how: How = (), since
     net = Net(others)
     optimizer, last = make_optimizer(net, OTHER_RATES, since, since == "named"), [*net.parameters()][-1]
     last.requires_grad_(since not in ("frozen", "begun"))
-    if since == "begun":  # it knows some of the parameters already
+    if since == "begun":  # a state of all parameters but the last
         train_step(optimizer)
         last.requires_grad_(True)
     set_optimizer_state_dict(net, optimizer, state if rank == 0 or "broadcast" not in how else {}, options=options)
@@ -154,7 +155,7 @@ UNCHANGED = (
 def leave_unchanged(
     tensors: StateTensors, others: Poisoned, rank: Rank, how: How = (), with_: Traits = (), wrap: Wrap = "none"
 ):
-    """The state that a model is given stays what it was: it can be given to another one."""
+    """set_model_state_dict does not change the state that it sets, so that it can be set on another model."""
     extra = {"_extra_state": {"count": 3}} if "extra" in with_ else None
     state = by_state_name(tensors, with_, extra) if rank == 0 or "broadcast" not in how else {}
     before = dict(state)
@@ -188,7 +189,7 @@ UNFROZEN = (
     **sweep_record(*UNFROZEN),
 )
 def unfrozen(tensors: Tensors, how: How = (), with_: Traits = (), wrap: Wrap = "none"):
-    """Without its frozen parameters, the state of a model has none of their names."""
+    """With ignore_frozen_params, the state of a model has no name of a frozen parameter."""
     options = StateDictOptions(full_state_dict="whole" in how, ignore_frozen_params=True)
     model: nn.Module = wrap_model(Net(tensors, with_), wrap)
     return {"names": sorted(get_model_state_dict(model, options=options))}

@@ -1,11 +1,10 @@
-"""Laws on states that are given to a model and its optimizer: incomplete ones, those that must be refused, models
-without memory.
+"""Laws of set_model_state_dict and set_state_dict: incomplete states, models on the meta device, and refusals.
 
-A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` says in which form
-the state is given: ``plain`` (placed like the model), ``whole`` or ``broadcast``, and ``offload`` beside these,
-joined by commas. ``lacks`` names a tensor that the state has not, or ``extra``; with ``adds`` it has a name
-that the model has not; ``by=module`` gives only what is in ``inner``, by that module. ``what`` says what is
-wrong with a request that must be refused.
+A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` are the options of the state:
+``plain`` (sharded like the model), ``whole`` or ``broadcast``, and ``offload`` with any of these, joined by commas.
+``lacks`` names a tensor that is missing from the state, or ``extra``; with ``adds`` the state has an unexpected name;
+with ``by=module`` it has the entries of ``inner`` under that module as key. ``what`` names a request that must be
+refused.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def state_to_set(
     lacks: str = "",
     adds: bool = False,
 ) -> dict[str, Any]:
-    """The state of a model that is given on this rank."""
+    """The state that this rank passes."""
     if "broadcast" in how and rank > 0:
         return {}
     state = by_state_name(tensors, traits, {"_extra_state": EXTRA} if "extra" in traits else None)
@@ -63,7 +62,7 @@ def state_to_set(
 
 
 def state_names_of(tensors: Mapping[str, Any], traits: Sequence[str], lacks: str) -> list[str]:
-    """The names in the state of a model for one of its tensors, or for its ``extra`` state."""
+    """The names in the state of a model of one of its tensors, or of its ``extra`` state."""
     names = by_state_name({name: name for name in tensors}, traits, {"_extra_state": "extra"})
     return [path for path, name in names.items() if name == lacks]
 
@@ -111,8 +110,8 @@ def lenient(
     adds: bool = False,
     by: Literal["module"] | None = None,
 ):
-    """Not strictly, a state is loaded as far as it goes: what it lacks stays as it was, what it has beyond is told
-    by name."""
+    """With strict=False, an incomplete state can be set: what it lacks stays unchanged, and missing and unexpected
+    names are returned."""
     net = Net(others, with_, other=True)
     target_tensors, inner = net.held(), net.inner
     model = wrap_model(net, wrap)
@@ -171,7 +170,7 @@ def blank(
     how: How = (),
     with_: Traits = (),
 ):
-    """A model without memory gets it with the whole state that it is given, placed as it was without."""
+    """Parameters on the meta device get memory and values from a full state, with their placements unchanged."""
     net = Net(others, with_, other=True)
     for path, parameter in [*net.named_parameters()][: 1 if blank == "first" else None]:
         module, _, name = path.rpartition(".")
@@ -246,8 +245,7 @@ def refuses(
     adds: bool = False,
     saved: int = 0,
 ):
-    """Options that exclude each other, empty states, other names and other groups are refused by every rank; of
-    options, none is lost."""
+    """Every rank refuses contradictory options, empty states, and states with other names, shapes or groups."""
     net = Net(others, with_, other=True)
     parameters = [*net.given().values()]
     optimizer = adam(parameters, OTHER_RATES, "each", "last" if "hollow" in with_ else None)
@@ -278,7 +276,7 @@ def refuses(
 
 
 def get_texts_flat(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    """Ask for a flat state of an optimizer that keeps texts."""
+    """Get the flat state of an optimizer whose state has a string."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter]["note"] = "text"
@@ -286,7 +284,7 @@ def get_texts_flat(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
 
 
 def set_with_groups(model: nn.Module, optimizer: torch.optim.Optimizer, empty: int) -> Any:
-    """Give the state of an optimizer with so many groups without parameters."""
+    """Set a state with this many groups without parameters."""
     state: Any = get_optimizer_state_dict(model, optimizer)
     first = {**state["param_groups"][0], "params": []}
     state["param_groups"] = [group for group in state["param_groups"] if group["params"]] + [first] * empty
@@ -294,7 +292,7 @@ def set_with_groups(model: nn.Module, optimizer: torch.optim.Optimizer, empty: i
 
 
 def set_on_two(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    """Give the state of two optimizers, one of which has a group without parameters, to both."""
+    """Set the state of two optimizers, one with a group without parameters, on both."""
     groups = [group["params"] for group in optimizer.param_groups]
     pair = [adam([one for group in chosen for one in group], OTHER_RATES, "each", hollow)
             for chosen, hollow in ((groups[:1], "last"), (groups[1:], None))]  # fmt: skip
@@ -302,7 +300,7 @@ def set_on_two(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
 
 
 def set_merged_groups(model: nn.Module, optimizer: torch.optim.Optimizer, names: list[str]) -> Any:
-    """Give the state of an optimizer with one group of all parameters; returns the rates that follow from it."""
+    """Set a state with one group of all parameters; returns the learning rates of the optimizer."""
     state: Any = get_optimizer_state_dict(model, optimizer)
     state["param_groups"] = [{**state["param_groups"][0], "params": names, "lr": RATES[0]}]
     set_optimizer_state_dict(model, optimizer, state)
@@ -310,7 +308,7 @@ def set_merged_groups(model: nn.Module, optimizer: torch.optim.Optimizer, names:
 
 
 def set_without_entry(model: nn.Module, optimizer: torch.optim.Optimizer, path: str, options: StateDictOptions) -> Any:
-    """Give a state that has nothing of one parameter, but for its group."""
+    """Set a state without an entry of one parameter, which is still in its group."""
     state: Any = get_optimizer_state_dict(model, optimizer, options=options)
     lost = [name for name in state if name.startswith(f"state.{path}.")]
     for name in lost:
@@ -321,7 +319,7 @@ def set_without_entry(model: nn.Module, optimizer: torch.optim.Optimizer, path: 
 
 
 def with_fewer_rows(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state of which the first tensor has fewer rows."""
+    """The state with half of the rows of its first tensor."""
     return {path: value[: len(value) // 2] if at == 0 else value for at, (path, value) in enumerate(state.items())}
 
 

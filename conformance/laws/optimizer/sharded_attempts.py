@@ -1,4 +1,4 @@
-"""The law on what ``load_sharded_optimizer_state_dict`` cannot read, and on the planner that it is given."""
+"""The law of the planner, the refusals and the warnings of ``load_sharded_optimizer_state_dict``."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ def attempts(
     reader: Reader,
     folder: Folder,
 ):
-    """Metadata that cannot be read, or that know no paths, are refused on every rank; a tensor that stands less deep
-    than those of parameters is loaded in chunks of rows; a planner that is given is asked; each call warns that what it
-    calls is deprecated."""
+    """load_sharded_optimizer_state_dict refuses unreadable or unflattened metadata on every rank, loads tensors outside
+    of parameters' states in chunks of rows, uses the given planner, and warns that it is deprecated."""
     planners: list[Any] = []
 
     class RecordingPlanner(DefaultLoadPlanner):

@@ -1,10 +1,8 @@
-"""Laws on ``load_sharded_optimizer_state_dict`` and its planner: the state of an optimizer in chunks of rows, or
-in chunks of a part.
+"""Laws of ``load_sharded_optimizer_state_dict`` and its planner: a state in chunks of rows, or in chunks of a part.
 
-Fields of a case: ``x`` is a tensor of the state, ``save`` how it is held when it is saved (as in
-:mod:`shardlaw.conformance.laws.sharded_tensor.checkpoints`), ``world`` the ranks that load, and ``part`` the box of
-it that they share. With ``axis``, the world is a mesh of two by two, and those ranks share the part that differ
-along that axis.
+Fields of a case: ``x`` is a tensor of the state; ``save`` its sharding at the save (see
+:mod:`shardlaw.conformance.laws.sharded_tensor.checkpoints`); ``world`` the number of ranks that load; ``part`` the box
+of the tensor that these ranks share. With ``axis``, the world is a 2x2 mesh, and the ranks along that axis share it.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ DOCS = "torch.distributed.checkpoint.load_sharded_optimizer_state_dict"
 
 
 def features(case: Case) -> set[str]:
-    """Features of what the ranks hold when they have loaded."""
+    """The features of the sharding at the load."""
     shape, world = case.tensor("x").shape, checkpoints.world_sizes(case)[1]
     ranks = (0, 1 if case.get("axis") == "1" else 2) if "axis" in case else tuple(range(world))
     found = features_of_spec(
@@ -61,7 +59,7 @@ def features(case: Case) -> set[str]:
 
 
 def slab_boxes(shape: Shape) -> SearchStrategy[Box]:
-    """Parts of a tensor that span all of its dims but one."""
+    """Boxes that span all dims of a tensor but one."""
 
     @st.composite
     def slab(draw: st.DrawFn) -> Box:
@@ -76,8 +74,8 @@ def slab_boxes(shape: Shape) -> SearchStrategy[Box]:
 def optimizer_tensor_cases(
     *, saved: bool = False, part: bool = False, groups: bool = False, chunks: bool = False
 ) -> Callable[[Limits], SearchStrategy[Case]]:
-    """A tensor: a ``part`` of it on each rank or on each of ``groups``; how it is ``saved``, or its ``chunks``
-    where it is said to be."""
+    """Cases of one tensor. ``part``: the ranks share a box of it; ``groups``: sometimes only those of a group do;
+    ``saved``: with its sharding at the save; ``chunks``: with its chunks in the metadata."""
 
     def draw_of(limits: Limits) -> SearchStrategy[Case]:
         sizes = [size for size in (2, 2, 3, 4) if size <= limits.world_size]
@@ -116,8 +114,8 @@ def optimizer_tensor_cases(
     features=features,
 )
 def offsets(x: FullTensor, part: BoxOfX, chunks: BoxesOfX):
-    """For a part of a saved tensor, the planner reads what its boxes meet where they lie, and fills them where
-    they count from."""
+    """For a part of a saved tensor, the planner finds the read items at global offsets, and fills local tensors at
+    offsets from the start of the part."""
     state = {"s": from_rows(x[box_slices(*part)]), "p": x}
     planner = compat.ReaderWithOffset({"s": part[0]})
     metadata = to_metadata(dict.fromkeys(state, (x.shape, x.dtype, chunks)))
@@ -173,8 +171,8 @@ def _(x, part, chunks, rank: Rank, world: WorldSize):
     features=features,
 )
 def layout(x: FullTensor, part: BoxOfX, mesh: WorldMesh, axis: Group | None = None):
-    """Of a model on two axes, the layout names for each parameter the part that this rank holds, and the group
-    that shares it; what is nested in another way has none."""
+    """The 2-D layout of a state has the offset and size of this rank's part of each parameter and the group that shares
+    it; tensors that are nested differently are refused."""
     inner = from_rows(x[box_slices(*part)], axis)
     outer = nested_parameter(inner, x.shape, part)
     layouts, group = compat.state_dict_2d_layout({"plain": x, "sharded": inner, "nested": outer})
@@ -210,8 +208,8 @@ def _(x, part, world: WorldSize, axis):
 def save_optimizer(
     x: FullTensor, save: End, rank: Rank, writer: Writer, folder: Folder, ids: Literal["names", "numbers"] = "names"
 ):
-    """A model, with a name like that of the optimizer, and rates are saved beside an optimizer with a tensor of the
-    parameter's shape, one of one element, and values."""
+    """Save an optimizer's state (a tensor of the parameter's shape, tensors of one element, values), and a model and
+    values with similar names."""
     tensor = sharded_as(x, save, rank, None)
     name, other = (0, 1) if ids == "numbers" else ("layer.w", "b")
     entries = {"exp_avg": tensor, "step": torch.tensor(4.0), "note": "kept"}
@@ -232,7 +230,7 @@ def load_optimizer(
     part: BoxOfX | None = None,
     axis: Group | None = None,
 ):
-    """It is loaded in chunks: of rows of each tensor, or of rows of the part that the ranks share."""
+    """Load it in chunks of rows, of the full tensors or of the part that the ranks share."""
     name, other = ("0", "1") if ids == "numbers" else ("layer.w", "b")
     model = {name: nested_parameter(from_rows(x[box_slices(*part)], axis), x.shape, part)} if part else {}
     with told_plainly():
@@ -263,7 +261,7 @@ def due_loaded(x, rank: Rank, world: WorldSize, ids, part, axis):
 
 
 def due_rows(full: torch.Tensor, ranks: Iterable[int], rank: int) -> dict[str, Any]:
-    """What is due of a tensor in chunks of rows on these ranks."""
+    """The due description of a tensor in chunks of rows on these ranks."""
     return due_description(full, ChunkSpec(0, tuple(ranks)).shards(tuple(full.shape)), rank)
 
 
@@ -281,14 +279,14 @@ def load_law(name: str, clause: str, source: str, control: str, draw: Callable[[
 LAWS = (
     load_law(
         "loaded",
-        "An optimizer's state is loaded in chunks of rows over all ranks, tensors of one element and values whole.",
+        "An optimizer's state is loaded in chunks of rows over all ranks; tensors of one element and values in full.",
         ": load a state_dict in conjunction with FSDP sharded optimizer state",
         "world=2 x=4x3 save=S(0)@2",
         optimizer_tensor_cases(saved=True),
     ),
     load_law(
         "loaded-part",
-        "Where a rank has parts of parameters, the state is loaded as the same parts, in chunks over their group.",
+        "If ranks have parts of parameters, the state is loaded in the same parts, in chunks over the group of a part.",
         "; the right slice of the optimizer state",
         "world=2 x=4x6 part=0:4,2:6 save=S(0)@2",
         optimizer_tensor_cases(saved=True, part=True, groups=True),
@@ -307,8 +305,7 @@ LAWS = (
     features=features,
 )
 def save_parameter(x: FullTensor, save: End, rank: Rank, writer: Writer, folder: Folder):
-    """A parameter of which each rank holds a part, itself in chunks over a group, is loaded from whatever was saved
-    of it."""
+    """A parameter whose local shards are sharded tensors themselves can be loaded, however it was saved."""
     with told_plainly():
         dcp.save({"w": sharded_as(x, save, rank, None)}, storage_writer=writer(folder))
     return {}
@@ -321,7 +318,7 @@ save_parameter.due(lambda: {})
 def load_parameter(
     x: FullTensor, part: BoxOfX, reader: Reader, folder: Folder, axis: Group | None = None, ids: str = ""
 ):
-    """It is loaded into the part of this rank."""
+    """Load it into the part of this rank."""
     outer = nested_parameter(from_rows(poison(x[box_slices(*part)]), axis), x.shape, part)
     load({"w": outer}, reader(folder))
     return {"loaded": describe_if_sharded(outer.local_shards()[0].tensor)}

@@ -1,9 +1,8 @@
-"""The law on sharded tensors in checkpoints: saved as one kind of tensor by some ranks, loaded as any other kind by
-others.
+"""The law of sharded tensors in checkpoints: saved as one kind of tensor, loaded as any other, by different ranks.
 
-How a tensor is held at an end, in the fields ``save`` and ``load``: ``-`` plain on every rank; a sharding spec in the
-notation of
-:mod:`shardlaw.reference.sharded_tensor`; or placements and the mesh that they are for, such as ``S(0),R@2x2``.
+The fields ``save`` and ``load`` say how the tensor is sharded at that end: ``-`` for a plain tensor on every rank; a
+sharding spec in the notation of :mod:`shardlaw.reference.sharded_tensor`; or placements and their mesh, such as
+``S(0),R@2x2``.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from shardlaw.reference.checkpoint.load_plan import read_items
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
-from shardlaw.reference.placement import parse_placements
+from shardlaw.reference.placement import format_placements, parse_placements
 from shardlaw.reference.sharded_tensor import ChunkSpec, Spec, parse_spec, shards_of
 from shardlaw.reference.shards import Shards
 from shardlaw.reference.tensors import TensorSpec
@@ -60,7 +59,7 @@ NAME = "inner.t"
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a tensor is held at one end: by a spec, under a layout, or plain on each of ``ranks``."""
+    """How a tensor is sharded at one end: by a spec, by a layout, or not at all (plain on each of ``ranks``)."""
 
     shards: Shards
     ranks: tuple[int, ...]
@@ -69,7 +68,7 @@ class Sharding:
 
 
 def sharding_at(case: Case, end: str) -> Sharding:
-    """How the case holds its tensor at ``save`` or ``load``."""
+    """The sharding of the tensor of a case at an end, ``save`` or ``load``."""
     shape, text = case.tensor("x").shape, case.get(end)
     world = world_sizes(case)[end == "load"]
     group = case.get("group" if end == "save" else "group.load", "")
@@ -85,12 +84,12 @@ def sharding_at(case: Case, end: str) -> Sharding:
 
 
 def world_sizes(case: Case) -> tuple[int, ...]:
-    """How many ranks save, and how many load."""
+    """The number of ranks that save, and the number that load."""
     return case.integer("world.save", case.world), case.integer("world.load", case.world)
 
 
 def world_fields(save_ranks: int, load_ranks: int) -> dict[str, int]:
-    """The fields of a case that is saved by so many ranks and loaded by so many."""
+    """The fields of a case that say how many ranks save and how many load."""
     sizes = {"world__save": save_ranks, "world__load": load_ranks} if save_ranks != load_ranks else {}
     return {"world": max(save_ranks, load_ranks), **sizes}
 
@@ -99,8 +98,8 @@ def world_fields(save_ranks: int, load_ranks: int) -> dict[str, int]:
 
 
 class EndField(Field):
-    """How the tensor is held at an end: this rank's boxes, or the mesh, the placements and the box of a DTensor;
-    nothing of a plain one."""
+    """The sharding of the tensor at an end. The act gets a dict of this rank's ``boxes``, and of the ``mesh`` and
+    ``placements`` of a DTensor; the dict is empty for a plain tensor."""
 
     takes = "- for a plain tensor, a sharding spec, or placements and their mesh such as S(0),R@2x2"
 
@@ -125,9 +124,9 @@ class EndField(Field):
         boxes = f'"boxes": {name.upper()}_BOXES[rank]'
         if value.layout is None:
             return ScriptArgument(f"{{{boxes}}}", tuple(table))
-        places = literal.placements_literal(value.layout.placements)
+        placements = literal.placements_literal(value.layout.placements)
         return ScriptArgument(
-            f'{{"mesh": mesh, "placements": {places}, {boxes}}}',
+            f'{{"mesh": mesh, "placements": {placements}, {boxes}}}',
             tuple(table),
             (f"mesh = {literal.mesh_literal(value.layout.mesh)}",),
         )
@@ -164,13 +163,12 @@ def trip_features(case: Case) -> set[str]:
 
 
 def sharding_texts(shape: Shape, ranks: Sequence[int], *, mesh: Mesh | None = None) -> SearchStrategy[str]:
-    """How a shape is held by these ranks: under a layout of ``mesh``, which names the same ranks, or of a line of
-    them."""
-    line_or_mesh = mesh or Mesh((len(ranks),), tuple(ranks))
-    layouts = placements(line_or_mesh, len(shape), kinds=("R", "S") if shape else ("R",))
+    """Shardings of a shape on these ranks, as texts; layouts are of ``mesh``, by default a 1-D mesh of the ranks."""
+    layout_mesh = mesh or Mesh((len(ranks),), tuple(ranks))
+    layout_placements = placements(layout_mesh, len(shape), kinds=("R", "S") if shape else ("R",))
     kinds: list[SearchStrategy[str]] = [
         enumerable_specs(shape, ranks).map(str),
-        layouts.map(lambda chosen: f"{','.join(map(str, chosen))}@{line_or_mesh}"),
+        layout_placements.map(lambda chosen: f"{format_placements(chosen)}@{layout_mesh}"),
         *[chunk_specs(shape, ranks).map(str)] * 2,
         st.just("-"),
     ]
@@ -182,7 +180,7 @@ def draw_trips(limits: Limits) -> SearchStrategy[Case]:
 
     @st.composite
     def end(draw: st.DrawFn, shape: Shape, in_group: bool) -> tuple[str, int, str | None]:
-        """How one end holds a tensor, the size of its world, and its group."""
+        """The sharding at one end, the number of its ranks, and its group."""
         if in_group:
             ranks: tuple[int, ...] = draw(st.sampled_from(((1, 2), (0, 2), (0, 1))))
             return draw(sharding_texts(shape, ranks)), 3, ",".join(map(str, ranks))
@@ -225,7 +223,7 @@ TRIPS = (
     "world=3 x=4x3 save=chunk(0)@0,1,2 load=chunk(0)@2,0,1",
     "world=2 x=1x2x2 save=S(0)@2 load=-",
     "world=2 x=0 save=chunk(0)@0,1 load=R@2",
-    # more shards on a rank than on those before it
+    # more shards on a rank than on the ranks before it
     "world=2 x=7x2 save=0:1,0:2@0;1:3,0:2@1;3:5,0:2@1;5:7,0:2@1 load=-",
     "world=3 x=6:-:int64 save=0:1@0;1:2@1;2:3@1;3:4@2;4:5@2;5:6@2 load=5:6@0;0:1@1;1:2@1;2:3@2;3:4@2;4:5@2",
 )
@@ -249,8 +247,8 @@ TRIPS = (
     features=trip_features,
 )
 def trip(x: FullTensor, save: End, hook: Hooked, rank: Rank, folder: Folder, writer: Writer, group: Group = None):
-    """Plain, by chunks, by boxes or as a DTensor: what one saves another loads, bit for bit, each rank reading its
-    part once."""
+    """A plain tensor, DTensor or ShardedTensor can be loaded as any other of these, bit for bit, and each rank reads
+    its elements once."""
     tensor = sharded_as(x, save, rank, group)
     state = {**(module_with_hook(tensor).state_dict() if hook else {NAME: tensor}), **VALUES}
     with told_plainly():
@@ -259,7 +257,7 @@ def trip(x: FullTensor, save: End, hook: Hooked, rank: Rank, folder: Folder, wri
 
 
 def sharded_as(x: torch.Tensor, end: Any, rank: int, group: Any) -> Any:
-    """A tensor as this rank holds it."""
+    """The tensor with the sharding of an end."""
     if "mesh" in end:
         local = [x[box_slices(*box)].contiguous() for box in end["boxes"]] or [x.new_empty((0,) * x.ndim)]
         return DTensor.from_local(
@@ -269,7 +267,7 @@ def sharded_as(x: torch.Tensor, end: Any, rank: int, group: Any) -> Any:
 
 
 def module_with_hook(tensor: Any) -> Any:
-    """A module that hands a sharded tensor out through its hook."""
+    """A module whose state dict hook adds the sharded tensor to its state dict."""
     model = torch.nn.Module()
     model.inner = torch.nn.Module()
     model.inner.t = tensor
@@ -278,7 +276,7 @@ def module_with_hook(tensor: Any) -> Any:
 
 
 def due_tensor(end: Sharding, full: torch.Tensor, rank: int) -> Any:
-    """What a rank must hold at an end."""
+    """The due tensor of a rank with the sharding of an end."""
     if end.spec is not None:
         return due_description(full, end.shards, rank)
     return full if end.layout is None else Global(full, end.layout)
@@ -290,13 +288,13 @@ def _(x, save, rank):
 
 
 class RecordingPlanner(DefaultLoadPlanner):
-    """Notes of what this rank is to read, where it begins in the saved box and how long it is."""
+    """Records the read items of the tensor: the offset of the chunk, the offset within it, and the size."""
 
     def finish_plan(self, new_plan: Any) -> Any:
         plan = super().finish_plan(new_plan)
         items = [item for item in plan.items if item.dest_index.fqn == NAME and item.storage_index.offset is not None]
-        found = [(item.storage_index.offset, item.storage_offsets, item.lengths) for item in items]
-        self.found = sorted(read for read in found if 0 not in read[2])
+        reads = [(item.storage_index.offset, item.storage_offsets, item.lengths) for item in items]
+        self.reads = sorted(read for read in reads if 0 not in read[2])
         return plan
 
 
@@ -312,7 +310,7 @@ def _(x: FullTensor, load: End, hook: Hooked, rank: Rank, folder: Folder, reader
     return {
         "loaded": describe_if_sharded(model.inner.t if hook else state[NAME]),
         "values": values,
-        "reads": planner.found,
+        "reads": planner.reads,
     }
 
 

@@ -1,5 +1,5 @@
-"""Laws on what is made of a sharded tensor: with another dtype, a copy, one that was pickled; and on ops that users
-register for them."""
+"""Laws of casts, copies and pickles of a sharded tensor, of global sizes inferred from shards, and of ops that users
+register for sharded tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from shardlaw.conformance.laws.sharded_tensor.fields import (
     due_boxes,
     due_description,
 )
-from shardlaw.reference.shards import shards_along as in_runs
+from shardlaw.reference.shards import shards_along
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
 from shardlaw.strategies.shard_specs import chunk_specs, specs
@@ -46,15 +46,11 @@ def unpickle(data: bytes, group: Any) -> Any:
 
 
 def copy_into_zeros(t: Any) -> Any:
-    """A copy of a sharded tensor whose elements were zero, until those of ``t`` were copied into it."""
+    """A clone of ``t`` that is filled with zeros, and then with ``t`` by ``copy_``."""
     target = t.clone()
     for shard in target.local_shards():
         shard.tensor.zero_()
     return target.copy_(t)
-
-
-def rebuild(t: Any, group: Any) -> Any:
-    return compat.init_from_local_shards_and_metadata(t.local_shards(), t.metadata(), process_group=group)
 
 
 CASTS = {
@@ -79,7 +75,9 @@ COPIES = {
 }
 ALIASES = {
     "detach": lambda t, dtype, device, group: t.requires_grad_().detach(),
-    "stated": lambda t, dtype, device, group: rebuild(t, group),
+    "stated": lambda t, dtype, device, group: compat.init_from_local_shards_and_metadata(
+        t.local_shards(), t.metadata(), process_group=group
+    ),
 }
 CALLS = {**CASTS, **IDENTITIES, **COPIES, **ALIASES}
 
@@ -100,7 +98,7 @@ def draw_copied(limits: Limits) -> SearchStrategy[Case]:
 
 EACH_CALL = [f"world=2 x=5x3 spec=chunk(0)@0,1 how={how}{' to=float64' if how in CASTS else ''}" for how in CALLS]
 MORE_CASES = [f"world=3 x=5x3 spec=chunk(0)@1,2 group=1,2 how={how}" for how in ("dtype to=float64", "pickle", "clone")]
-# ranks that have the same numbers within their group and without; several shards on a rank
+# ranks that are the same in the group and in the world; several shards on a rank
 MORE_CASES += ["world=3 x=5x3 spec=chunk(0)@0,1 group=0,1 how=pickle"]
 MORE_CASES += [f"world=2 x=5x3 spec=0:2,0:3@0;2:4,0:3@1;4:5,0:3@0 how={how}" for how in ("overwritten", "clone")]
 
@@ -127,8 +125,8 @@ def copied(
     to: torch.dtype | None = None,
     group: Group = None,
 ):
-    """A sharded tensor of another dtype, copied, pickled or detached has its boxes and elements; without need it stays
-    itself."""
+    """A cast, copy, pickle or detached view of a sharded tensor has the same boxes and elements; a cast that changes
+    nothing returns the tensor itself."""
     sharded = from_boxes(x, boxes, rank, group)
     result = how(sharded, to or x.dtype, device, group)
     source_shards, shards = ([shard.tensor for shard in one.local_shards()] for one in (sharded, result))
@@ -151,8 +149,7 @@ def copied(
 
 
 def unpickle_elsewhere(sharded: Any, group: Any) -> dict[str, Any]:
-    """What comes of it to read what another rank has pickled, and to read what was pickled in a group without the
-    group."""
+    """The outcomes of unpickling on another rank than the one that pickled, and without the group of the tensor."""
     pickles: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(pickles, pickle.dumps(sharded), group=group)
     position = dist.get_rank(group)
@@ -181,7 +178,7 @@ def _(x, boxes, how, pickles, rank, to, group, world: WorldSize):
     }
 
 
-# Put together
+# Inferred sizes
 
 
 def draw_inferred(limits: Limits) -> SearchStrategy[Case]:
@@ -190,7 +187,7 @@ def draw_inferred(limits: Limits) -> SearchStrategy[Case]:
         world = draw(st.sampled_from([size for size in (2, 3, 4) if size <= limits.world_size]))
         counts = [draw(st.integers(1, 4)) for _ in range(world)]
         shape = (sum(counts), *draw(shapes(max_dims=2)))
-        spec = in_runs(shape, 0, zip(counts, range(world), strict=True))
+        spec = shards_along(shape, 0, zip(counts, range(world), strict=True))
         x = TensorSpec(shape, None, draw(dtypes(limits)))
         return fields(world=world, x=x, spec=str(spec), seed=draw(st.integers(0, 9)) or None)
 
@@ -206,9 +203,9 @@ def draw_inferred(limits: Limits) -> SearchStrategy[Case]:
     smallest=2,
 )
 def inferred(x: FullTensor, boxes: OwnBoxes, rank: Rank):
-    """Rows of which every rank knows its own alone are one sharded tensor, as long as all of them together."""
-    own = compat.ShardOfTensor.from_tensor_and_offsets(x[box_slices(*boxes[0])].contiguous(), [0] * x.ndim, rank)
-    return describe(compat.init_from_local_shards([own], None, *x.shape[1:]))
+    """A sharded tensor can be created from the rows of each rank without a global size, which is the sum of theirs."""
+    rows = compat.ShardOfTensor.from_tensor_and_offsets(x[box_slices(*boxes[0])].contiguous(), [0] * x.ndim, rank)
+    return describe(compat.init_from_local_shards([rows], None, *x.shape[1:]))
 
 
 @inferred.due
@@ -216,7 +213,7 @@ def _(x, boxes, rank):
     return due_description(x, boxes, rank)
 
 
-# Ops of users
+# User-defined ops
 
 
 def draw_custom(limits: Limits) -> SearchStrategy[Case]:
@@ -233,7 +230,7 @@ def draw_custom(limits: Limits) -> SearchStrategy[Case]:
 
 
 def new_override() -> Any:
-    """A function that hands itself to what its tensors have registered for it."""
+    """A function that dispatches through ``__torch_function__`` of its arguments."""
 
     def override(*args: Any, **options: Any) -> Any:
         tensors = [x for x in (*args, *options.values()) if isinstance(x, torch.Tensor)]
@@ -246,15 +243,15 @@ def new_override() -> Any:
     "sharded_tensor.custom",
     source=f"{SOURCE}, custom_sharded_op_impl, custom_sharding_spec_op",
     control="world=2 x=4x3 spec=chunk(0)@0,1 by=function",
-    # within a group, beside a tensor of all ranks
+    # within a group, where a sharded tensor of all ranks exists too
     sweep=texts(*(f"world=3 group=1,2 x=5x3 spec=chunk(0)@1,2 by={by}" for by in ("function", "spec"))),
     sweeps=2,
     draw=draw_custom,
     draws=6,
 )
 def custom(x: Size, spec: ShardingSpec, other: EnumeratedSpec, by: Literal["function", "spec"], group: Group = None):
-    """An op that is registered for sharded tensors, all or those of a spec, is called for them, with what the function
-    gets."""
+    """An op that is registered for all sharded tensors, or those of a spec, is called with the arguments of the
+    function."""
     factories, dense, answer, calls = compat.sharded_tensor, torch.ones(2), object(), []
     sharded, boxed = factories.zeros(spec, x, process_group=group), factories.zeros(other, x, process_group=group)
     override, unregistered = new_override(), new_override()
@@ -287,8 +284,7 @@ def custom(x: Size, spec: ShardingSpec, other: EnumeratedSpec, by: Literal["func
 
 
 def call_matches(types: Any, received: Any, kwargs: Any, group: Any, args: Any, options: Any) -> list[Any]:
-    """Whether what is registered got the arguments, and keywords, of the function; whether it got the type; the
-    members of the group."""
+    """Whether a registered op received the arguments, the keywords and the type of the call; the ranks of its group."""
     same_arguments = len(received) == len(args) and all(one is other for one, other in zip(received, args, strict=True))
     return [
         same_arguments,

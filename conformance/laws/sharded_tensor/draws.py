@@ -1,4 +1,4 @@
-"""The cases that the sharded tensor chapter draws: a tensor, the ranks that share it, and the specs that say how."""
+"""Strategies for the cases of the sharded tensor chapter: a tensor, the ranks that share it, and its specs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLOATS = ("float32", "float64", "bfloat16")
 
 
 def sharded_law(id: str, **record: Any) -> Callable[[Callable[..., Any]], Law]:
-    """A law that only the members of the group of a case act in."""
+    """Decorate a law whose act only the members of a case's group call."""
     defaults = {"needs": ("object_collectives",), "smallest": 1, "members": members, "features": spec_features("spec")}
     return law(id, **{**defaults, **record})
 
@@ -35,7 +35,7 @@ def sharded_law(id: str, **record: Any) -> Callable[[Callable[..., Any]], Law]:
 def acting_ranks(
     draw: st.DrawFn, limits: Limits, *, groups: bool = True
 ) -> tuple[int, tuple[int, ...], dict[str, Any]]:
-    """A world, the ranks that take part, and the field that names them where not all do."""
+    """The size of a world, the acting ranks, and the field ``group`` if these are not all ranks."""
     world = draw(st.sampled_from([size for size in WORLDS if size <= limits.world_size] or [1]))
     if groups and world in GROUPS and draw(st.integers(0, 7)) == 7:
         ranks = draw(st.sampled_from(GROUPS[world]))
@@ -48,7 +48,7 @@ def dtypes(limits: Limits, names: Sequence[str] = DTYPES) -> SearchStrategy[str]
 
 
 def factory_cases(limits: Limits, *, chunks: bool) -> SearchStrategy[Case]:
-    """Cases of a factory."""
+    """Cases of a factory, with a chunk spec or a spec of any kind."""
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
@@ -71,9 +71,10 @@ def spec_cases(
     rank_field: str = "",
     hows: Sequence[str] = (),
 ) -> SearchStrategy[Case]:
-    """Cases of a tensor under a spec: of ``chunks``, one for each rank, or of any kind. ``again``: a second spec of
-    that kind;
-    ``numbered``: a field that names a rank by its position in the group; ``hows``: the values of the field ``how``."""
+    """Cases of a tensor with a spec: a chunk spec with a chunk for each rank (``chunks``), or a spec of any kind.
+
+    ``with_respec``: also a field ``respec`` with a second spec of that kind. ``rank_field``: the name of a field with a
+    position in the group. ``hows``: the values of the field ``how``."""
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:

@@ -1,8 +1,7 @@
-"""The fields of the sharded tensor laws: a global tensor, who holds what of it, the group of ranks that share it.
+"""The fields of the sharded tensor laws, their due values, and their features.
 
-``x`` is the global tensor (a plain one: the spec says who holds what), ``spec`` a sharding spec in the notation of
-:mod:`shardlaw.reference.sharded_tensor`, ``world`` the number of ranks, and ``group`` the ranks that take part, where
-not all do.
+``x`` is the global tensor, without placements; ``spec`` a sharding spec in the notation of
+:mod:`shardlaw.reference.sharded_tensor`; ``world`` the number of ranks; ``group`` the acting ranks, if not all act.
 """
 
 from __future__ import annotations
@@ -31,24 +30,24 @@ SOURCE = "torch.distributed._shard docs"
 
 
 def members(case: Case, stage: int = 0) -> tuple[int, ...]:
-    """The ranks that take part."""
+    """The acting ranks: those of the group, or all."""
     return tuple(map(int, case.get("group").split(","))) if "group" in case else tuple(range(case.world))
 
 
 def spec_of(case: Case, name: str = "spec") -> Spec:
-    """A sharding spec that the case names."""
+    """The sharding spec in a field of a case."""
     return parse_spec(case.get(name), case.tensor("x").shape)
 
 
 def with_all_bits(full: torch.Tensor) -> torch.Tensor:
-    """The same tensor, with elements that a narrower dtype would round where its dtype has room for such."""
+    """The tensor; int64 and float64 elements are changed to ones that no narrower dtype can represent."""
     if full.dtype == torch.int64:
         return full * 2**40 + full
     return full + full * 2.0**-40 if full.dtype == torch.float64 else full
 
 
 class WideTensorField(PlainTensorField):
-    """A tensor that every rank holds whole; elements of wide dtypes need all of their bits."""
+    """The full tensor on every rank; its int64 and float64 elements need all bits of the dtype."""
 
     def read(self, case: Case, name: str) -> torch.Tensor:
         return with_all_bits(super().read(case, name))
@@ -67,8 +66,7 @@ class SizeField(Field):
 
 
 class SpecField(Field):
-    """A sharding spec of ``x``; with ``boxes`` that of the boxes with elements which the spec in the field ``spec``
-    names."""
+    """A sharding spec of ``x``. With ``boxes``: the enumerable spec of the nonempty boxes of the field ``spec``."""
 
     takes = "a spec chunk(DIM)@RANK,... or START:END,...@RANK;..."
 
@@ -108,7 +106,7 @@ class SpecField(Field):
 
 
 def remote_device(here: RankContext, rank: int) -> str:
-    """A rank and its device, as placements name them."""
+    """The placement of a shard on a rank, such as ``rank:0/cpu``."""
     kind = here.target.device
     numbered = torch.empty(0, device=kind).device.index is not None
     return f"rank:{rank}/" + (f"{kind}:{rank % torch.get_device_module(kind).device_count()}" if numbered else kind)
@@ -120,9 +118,9 @@ def boxes_with_devices(shards: Shards, here: RankContext) -> list[tuple[list[int
 
 
 class OwnBoxesField(Field):
-    """The boxes that this rank holds by the spec, each its offset and its size; the due function gets who holds what.
+    """The (offset, size) of this rank's boxes in the spec; the due function gets the :class:`Shards` of all ranks.
 
-    What an enumerable spec names is taken as it is, whether it tiles the tensor or not.
+    The boxes of an enumerable spec need not tile the tensor.
     """
 
     takes = SpecField.takes
@@ -146,7 +144,7 @@ class OwnBoxesField(Field):
 
 
 class AllBoxesField(OwnBoxesField):
-    """The boxes of the spec, each its offset, its size and its placement: those of all ranks."""
+    """The (offset, size, placement) of the boxes of all ranks in the spec."""
 
     def build(self, value: Shards, here: RankContext) -> Any:
         return boxes_with_devices(value, here)
@@ -157,7 +155,7 @@ class AllBoxesField(OwnBoxesField):
 
 
 class EqualsField(Field):
-    """Whether a field says a word."""
+    """Whether a field of the case is a given word."""
 
     always = True
 
@@ -172,7 +170,7 @@ class EqualsField(Field):
 
 
 class GroupField(IntsField):
-    """The process group of some ranks, which all ranks make."""
+    """The process group of these ranks, ``None`` on others. All ranks create it."""
 
     def build(self, value: Sequence[int], here: RankContext) -> Any:
         mesh = here.mesh(Mesh((len(value),), tuple(value)))
@@ -191,17 +189,16 @@ AllBoxes = Annotated[list[Any], AllBoxesField()]
 Group = Annotated[Any, GroupField()]
 
 
-# What is due
+# Due values
 
 
 def due_boxes(shards: Shards) -> list[tuple[Shape, Shape, int]]:
-    """Boxes with elements and their ranks, by where they lie. One without elements may stand anywhere, or be left
-    out."""
+    """The offset, size and rank of each nonempty box, sorted. Empty boxes may be anywhere, or missing."""
     return sorted((box.offset, box.size, rank) for box, rank in shards.without_empty().holdings())
 
 
 def due_description(full: torch.Tensor, shards: Shards, rank: int) -> dict[str, Any]:
-    """What :func:`shardlaw.conformance.laws.sharded_tensor.act_helpers.told` must say of a sharded tensor on a rank."""
+    """The due result of :func:`shardlaw.conformance.laws.sharded_tensor.act_helpers.describe` on a rank."""
     own = sorted(shards.without_empty().boxes_of(rank), key=lambda box: box.offset)
     return {
         "size": Of([tuple(full.shape)] * 2),
@@ -216,7 +213,7 @@ def due_description(full: torch.Tensor, shards: Shards, rank: int) -> dict[str, 
 
 
 def features_of_shards(shards: Shards, ranks: Collection[int]) -> set[str]:
-    """What the boxes of a tensor depart in."""
+    """The features of the boxes of a tensor on these ranks."""
     counts = [len(shards.without_empty().boxes_of(rank)) for rank in ranks]
     sizes = {tuple(box.size for box in shards.boxes_of(rank)) for rank in ranks}
     found = {"uneven"} if len(sizes) > 1 else set()
@@ -230,7 +227,7 @@ def features_of_shards(shards: Shards, ranks: Collection[int]) -> set[str]:
 
 
 def features_of_spec(shape: Shape, spec: Spec, ranks: Collection[int]) -> set[str]:
-    """What a spec departs in; nothing for one that has no such tensor."""
+    """The features of a spec for a shape; none for a spec that is invalid for it."""
     if spec_errors(spec, shape):
         return set()
     found = features_of_shards(shards_of(spec, shape), ranks)
@@ -245,7 +242,7 @@ def features_of_spec(shape: Shape, spec: Spec, ranks: Collection[int]) -> set[st
 
 
 def spec_features(*names: str) -> Callable[[Case], set[str]]:
-    """The features of a law whose cases name their specs in these fields."""
+    """A function that gives the features of a case from the specs in these fields."""
 
     def of(case: Case) -> set[str]:
         found = {"group", "submesh"} if "group" in case else set()

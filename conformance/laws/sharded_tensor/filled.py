@@ -1,4 +1,4 @@
-"""The law on what fills a sharded tensor as a whole: initializers, and functions that make one like another."""
+"""The law of functions that fill a sharded tensor (initializers), or create one like another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
 from shardlaw.strategies.shard_specs import specs
 
-# distributions of one value, so that what comes out is known
+# distributions with a single value, so that the result is known
 IN_PLACE = {
     "constant": lambda t, dtype: nn.init.constant_(t, 3.0),
     "uniform": lambda t, dtype: nn.init.uniform_(t, 3.0, 3.0),
@@ -68,8 +68,8 @@ def filled(
     rank: Rank,
     to: torch.dtype | None = None,
 ):
-    """An initializer fills all shards of every rank; what is made like a sharded tensor has its boxes, and the dtype
-    that it is given."""
+    """An initializer fills all shards of every rank; full_like and its like return a sharded tensor of the same boxes
+    with the given dtype."""
     sharded = from_boxes(x, boxes, rank)
     result = how(sharded, to)
     return {**describe(result), "itself": result is sharded}

@@ -1,5 +1,4 @@
-"""Laws on what sharded tensors are for: tables in which every rank looks up rows of its own, and optimizers of what a
-rank holds."""
+"""Laws of uses of sharded tensors: embedding tables, and optimizers of local shards."""
 
 from __future__ import annotations
 
@@ -26,9 +25,9 @@ def bag_weights(ids: torch.Tensor) -> torch.Tensor:
     return torch.arange(1.0, 1 + ids.numel(), device=ids.device).reshape(ids.shape)
 
 
-def look_up_bags(ids: torch.Tensor, table: Any, ends: list[int], mode: str, **options: Any) -> torch.Tensor:
-    """Rows by bags of unlike sizes, which begin at ``ends``."""
-    return F.embedding_bag(ids.flatten(), table, ids.new_tensor(ends), mode=mode, **options)
+def look_up_bags(ids: torch.Tensor, table: Any, offsets: list[int], mode: str, **options: Any) -> torch.Tensor:
+    """An embedding bag whose bags start at ``offsets``."""
+    return F.embedding_bag(ids.flatten(), table, ids.new_tensor(offsets), mode=mode, **options)
 
 
 LOOKUPS = {
@@ -60,7 +59,7 @@ TABLES = (
 
 
 def row_ids(rank: int, table: torch.Tensor) -> torch.Tensor:
-    """Which rows of a table a rank looks up, some of them twice."""
+    """The rows that a rank looks up in a table, some of them twice."""
     return (torch.tensor([[0, 3, 1], [4, 4, 2]], device=table.device) + 3 * rank) % table.shape[0]
 
 
@@ -72,7 +71,7 @@ def row_ids(rank: int, table: torch.Tensor) -> torch.Tensor:
     sweeps=len(TABLES) * len(LOOKUPS),
 )
 def lookup(x: FullTensor, spec: ShardingSpec, how: Annotated[Any, ChoiceField(LOOKUPS)], rank: Rank):
-    """Rows that every rank looks up in a table that all share are those of the whole table, alone or in bags."""
+    """embedding and embedding_bag of a sharded table have the results of the full table, for each rank's indices."""
     table = compat.shard_tensor(x, spec)
     return {"found": how(row_ids(rank, x), table)}
 
@@ -96,8 +95,8 @@ OPTIMIZED = (
     sweeps=len(OPTIMIZED),
 )
 def optimized(x: FullTensor, boxes: OwnBoxes, rank: Rank):
-    """An optimizer of a sharded tensor and of a plain one moves all that a rank holds of both, and forgets their
-    gradients when it is told so."""
+    """ShardedOptimizer updates the local shards of a sharded tensor, and plain parameters; zero_grad clears the
+    gradients of both."""
     model: Any = nn.Module()
     model.table = from_boxes(x, boxes, rank)
     model.plain = nn.Parameter(x.clone())

@@ -1,4 +1,4 @@
-"""The law on modules whose parameters are sharded by a plan."""
+"""The law of modules whose parameters a sharding plan shards."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ MODULES = (
 class ReturnsWeight(nn.Module):
     """A module whose output is a copy of its parameter."""
 
-    def __init__(self, held: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
-        self.held = nn.Parameter(held)
+        self.weight = nn.Parameter(weight)
 
     def forward(self) -> Any:
-        return self.held.clone()
+        return self.weight.clone()
 
 
 class Outer(nn.Module):
-    """A module with another in it."""
+    """A module that calls its only submodule."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -69,9 +69,8 @@ def sharded_module(
     src: int = 0,
     group: Group = None,
 ):
-    """A module whose plan shards a parameter holds one rank's values of it in chunks, and gives it in those chunks, in
-    others, or the chunk of this rank alone, without a dim of one row, or its state whole; a sharder's module takes the
-    place of what it is made of."""
+    """shard_module shards a parameter by its plan, with the values of the source rank; the output is resharded or made
+    local as the plan says, the full state can be read, and a sharder's module replaces the original."""
 
     class WrappingSharder(compat.shard_api.Sharder):  # type: ignore[misc]
         def shard(self, module: nn.Module) -> nn.Module:
@@ -83,14 +82,14 @@ def sharded_module(
         compat.shard_api.shard_module(model, compat.shard_api.ShardingPlan({"inner": WrappingSharder()}), src, group)
         return {"inside": type(model.inner).__name__}
     plan = compat.shard_api.ShardingPlan(
-        {"inner.held": spec},
+        {"inner.weight": spec},
         None if respec is None else {"inner": respec},
         ["inner"] if gives == "local" else None,
     )
     compat.shard_api.shard_module(model, plan, src, group)
     if gives == "whole":
         return {"whole": get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))}
-    output, parameter = model(), model.inner.held
+    output, parameter = model(), model.inner.weight
     absent = caught(lambda: compat.shard_api.shard_parameter(model.inner, "absent", spec, src, group))
     return {
         "parameter": describe(parameter),
@@ -104,7 +103,7 @@ def _(x, spec, rank: Rank, gives="sharded", respec=None, group=None):
     if gives == "swapped":
         return {"inside": "Around"}
     if gives == "whole":
-        return {"whole": {"inner.held": x}}
+        return {"whole": {"inner.weight": x}}
     shape = tuple(x.shape)
     shards = shards_of(respec or spec, shape)
     output: Any = due_description(x, shards, rank)

@@ -1,4 +1,4 @@
-"""What is no sharded tensor: refused on all ranks that take part, in words."""
+"""The law of invalid specs, shards and calls, which every acting rank must refuse."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
 from shardlaw.strategies.tilings import assign_boxes, damaged_tilings, single_ranks
 
-# What is attempted, on a 4x3 tensor of two ranks, is made of these.
+# Parts of the attempts, which are for a 4x3 tensor on two ranks
 
 
 def chunk_spec(dim: Any = 0, ranks: Iterable[int] = (0, 1)) -> Any:
@@ -43,7 +43,7 @@ def zeros(spec: Any = None, *size: Any, **options: Any) -> Any:
 
 
 def row_shard(rank: int, tensor: torch.Tensor | None = None, skip: int = 0, **options: Any) -> Any:
-    """A shard of zeros from row 2 of rank 1, or 0 of rank 0, and ``skip`` rows."""
+    """A shard, by default two rows of zeros, at row ``2 * rank + skip``."""
     local = torch.zeros(2, 3, **options) if tensor is None else tensor
     return compat.ShardOfTensor.from_tensor_and_offsets(local, [2 * rank + skip, 0], rank)
 
@@ -53,21 +53,21 @@ def from_shards(*shards: Any, size: tuple[int, ...] = (4, 3)) -> Any:
 
 
 def two_shards(rank: int, **options: Any) -> Any:
-    """Two shards on each rank, the second of which is made with other options."""
+    """Two shards of one row on each rank, the second created with these options."""
     return from_shards(row_shard(rank, torch.zeros(1, 3)), row_shard(rank, torch.zeros(1, 3, **options), 1))
 
 
 def from_metadata(
     shards: list[Any], second: Any = ([2, 0], [2, 3]), size: Iterable[int] = (4, 3), **properties: Any
 ) -> Any:
-    """Local shards beside metadata that says what all ranks hold."""
+    """A sharded tensor from local shards and the metadata of all ranks."""
     shards_metadata = [box([0, 0], [2, 3]), box(second[0], second[1], 1)] if second else []
     metadata = compat.ShardedTensorMetadata(shards_metadata, torch.Size(size), compat.TensorProperties(**properties))
     return compat.init_from_local_shards_and_metadata(shards, metadata)
 
 
 def zeros_in_boxes(rank: int, size: Iterable[int], boxes: Iterable[Any]) -> Any:
-    """Shards of zeros in these boxes."""
+    """A sharded tensor of zeros with these boxes on this rank."""
     make_shard = compat.ShardOfTensor.from_tensor_and_offsets
     return compat.init_from_local_shards(
         [make_shard(torch.zeros(extent), [*offset], rank) for offset, extent in boxes], *size
@@ -75,20 +75,20 @@ def zeros_in_boxes(rank: int, size: Iterable[int], boxes: Iterable[Any]) -> Any:
 
 
 class IdentitySharder(compat.shard_api.Sharder):  # type: ignore[misc]
-    """A sharder that leaves a module as it is."""
+    """A sharder that returns the module unchanged."""
 
     def shard(self, module: torch.nn.Module) -> torch.nn.Module:
         return module
 
 
 def shard_module(plan: dict[str, Any], output: dict[str, Any] | None = None) -> Any:
-    """Shard a module by a plan, and what it gives."""
+    """Shard a module by a plan for its parameters and one for its outputs."""
     model: Any = torch.nn.Module()
-    model.held = torch.nn.Parameter(torch.zeros(4, 3))
+    model.weight = torch.nn.Parameter(torch.zeros(4, 3))
     model.strided = torch.nn.Parameter(torch.zeros(3, 4).t())
     model.text = "rows"
     model.inner = torch.nn.Module()
-    model.inner.held = torch.nn.Parameter(torch.zeros(4, 3))
+    model.inner.weight = torch.nn.Parameter(torch.zeros(4, 3))
     compat.shard_api.shard_module(model, compat.shard_api.ShardingPlan(plan, output))
 
 
@@ -157,8 +157,8 @@ ATTEMPTS: dict[str, Callable[..., Any]] = {
     "stated-dtype": lambda rank: from_metadata([row_shard(rank)], dtype=torch.int64),
     "stated-grad": lambda rank: from_metadata([row_shard(rank)], requires_grad=True),
     "stated-strides": lambda rank: from_metadata([row_shard(rank, torch.zeros(3, 2).t())]),
-    "plan-conflict": lambda rank: shard_module({"": IdentitySharder(), "inner.held": chunk_spec()}),
-    "plan-type": lambda rank: shard_module({"held": "rows"}),
+    "plan-conflict": lambda rank: shard_module({"": IdentitySharder(), "inner.weight": chunk_spec()}),
+    "plan-type": lambda rank: shard_module({"weight": "rows"}),
     "plan-sharder-of-all": lambda rank: shard_module({"": IdentitySharder()}),
     "plan-output": lambda rank: shard_module({}, {"": "rows"}),
     "plan-strides": lambda rank: shard_module({"strided": chunk_spec()}),
@@ -203,7 +203,7 @@ def features(case: Case) -> set[str]:
     features=features,
 )
 def refuses(attempt: Attempt, x: Size, rank: Rank, boxes: OwnBoxes | None = None):
-    """What is no sharded tensor is refused, in words, by every rank that takes part."""
+    """Every acting rank refuses invalid specs, shards and calls of sharded tensors."""
     return {"attempt": outcome(attempt, rank) if boxes is None else outcome(attempt, rank, x, boxes)}
 
 

@@ -1,5 +1,5 @@
-"""Laws on sharding specs alone: the boxes that they name for a shape, and the boxes that they refuse. One process asks
-for all ranks."""
+"""Laws of sharding specs: the boxes of a chunk spec for a shape, and the boxes that an enumerable spec refuses. One
+process tries all ranks."""
 
 from __future__ import annotations
 
@@ -31,14 +31,8 @@ LONG_SIZES = (11, 17, 31, 64, 97, 1000, 1023, 4096, 1000003)
 
 
 def build_metadata(spec: Any, size: torch.Size) -> Any:
-    """What a spec says of a plain float32 tensor."""
-    options = {
-        "layout": torch.strided,
-        "requires_grad": False,
-        "memory_format": torch.contiguous_format,
-        "pin_memory": False,
-    }
-    return spec.build_metadata(size, compat.TensorProperties(dtype=torch.float32, **options))
+    """The metadata of a float32 tensor with a spec."""
+    return spec.build_metadata(size, compat.TensorProperties(dtype=torch.float32))
 
 
 def draw_chunks(limits: Limits) -> SearchStrategy[Case]:
@@ -64,8 +58,7 @@ def draw_chunks(limits: Limits) -> SearchStrategy[Case]:
     features=None,
 )
 def chunks(x: Size, spec: ShardingSpec):
-    """A chunk spec names, for every placement, the size and rank of its chunk, as torch.chunk cuts any number of
-    rows."""
+    """A chunk spec gives every rank the chunk that torch.chunk would cut for it."""
     metadata = build_metadata(spec, x)
     shards = [(tuple(s.shard_offsets), tuple(s.shard_sizes), s.placement.rank()) for s in metadata.shards_metadata]
     return {
@@ -114,7 +107,7 @@ def tiling_features(case: Case) -> set[str]:
     features=tiling_features,
 )
 def validates(x: Size, boxes: AllBoxes):
-    """Boxes are accepted as a spec of a tensor exactly where they tile it."""
+    """An enumerable spec of a tensor is accepted exactly if its boxes tile the tensor."""
     spec = caught(compat.EnumerableShardingSpec, [compat.ShardMetadata(*box) for box in boxes])
     metadata = spec if isinstance(spec, Exception) else caught(build_metadata, spec, x)
     return {"spec": spec, "shards": metadata if isinstance(metadata, Exception) else metadata_boxes(metadata)}

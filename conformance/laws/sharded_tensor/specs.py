@@ -1,8 +1,7 @@
-"""Laws on sharded tensors that are made from specs and moved between them: who holds what of them, on every rank.
+"""Laws of creating sharded tensors from specs, resharding and gathering them.
 
-A spec is the whole truth about a sharded tensor: its boxes, in the metadata that every rank holds and in the shards
-that each holds
-itself, whichever way it was made. Values are judged by their places.
+However a sharded tensor was created, its metadata and its local shards must have the boxes of its spec, on every rank,
+and its elements must be in the right places.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ FILL_VALUES = {"zeros": 0, "ones": 1, "full": 3}
 
 
 def group_rank(group: Any, rank: int) -> int:
-    """The position of a rank in a group of the reference, which is ``None`` where all ranks take part; -1 outside."""
+    """The position of a rank in a group, ``None`` for the group of all ranks; -1 outside the group."""
     return rank if group is None else group.index(rank) if rank in group else -1
 
 
-# Made
+# Creating
 
 
 def create(make: Word, x: FullTensor, spec: ShardingSpec, size: Literal["apart"] | None = None, group: Group = None):
@@ -66,8 +65,8 @@ def create(make: Word, x: FullTensor, spec: ShardingSpec, size: Literal["apart"]
 
 
 def abnormal_moments(new: Callable[[], Any]) -> list[float]:
-    """The mean and the variance of some hundred elements of this rank, where they are not 0 and 1 by six standard
-    errors."""
+    """The mean and the variance of 300 elements or more of this rank, if they differ from 0 and 1 by more than six
+    standard errors."""
     sample, numel = 300, sum(shard.tensor.numel() for shard in new().local_shards())
     if not numel:
         return []
@@ -103,7 +102,7 @@ def factory_law(kind: str, clause: str, source: str, spec: str) -> Law:
     draws=40,
 )
 def scattered(x: FullTensor, spec: ShardingSpec, src: int = 0, group: Group = None):
-    """A tensor that one rank holds is handed out in the chunks of the spec, each to the rank that the spec names."""
+    """_shard_tensor scatters the tensor of the source rank in the chunks of the spec, each to its rank."""
     source = x.clone() if dist.get_rank(group) == src else torch.zeros_like(x)
     sharded = compat.shard_tensor(source, spec, src_rank=src, process_group=group)
     return {**describe(sharded), "input": source}
@@ -123,7 +122,7 @@ def _(x, spec, src, group, rank: Rank):
     draws=40,
 )
 def local_shards(x: FullTensor, boxes: OwnBoxes, rank: Rank, group: Group = None):
-    """Local shards in any boxes that tile a tensor are that tensor, and its spec names these boxes again."""
+    """Local shards in boxes that tile a tensor become that sharded tensor, and its spec has the same boxes."""
     sharded = from_boxes(x, boxes, rank, group)
     return {**describe(sharded), "spec": spec_boxes(sharded)}
 
@@ -141,7 +140,7 @@ def _(x, boxes, rank):
     draws=30,
 )
 def local_tensor(x: FullTensor, spec: ShardingSpec, boxes: OwnBoxes, group: Group = None):
-    """Local tensors that are the chunks of a spec are one sharded tensor, without a copy."""
+    """Local tensors that are the chunks of a spec become one sharded tensor, without a copy."""
     local = x[box_slices(*boxes[0])].contiguous()
     sharded = compat.init_from_local_tensor(local, spec, *x.shape, process_group=group)
     return {**describe(sharded), "copied": local.numel() > 0 and sharded.local_tensor().data_ptr() != local.data_ptr()}
@@ -188,7 +187,7 @@ GRAD_LINES = (
 def trained(
     x: FullTensor, spec: ShardingSpec, boxes: OwnBoxes, how: Annotated[Any, ChoiceField(REQUIRING_GRAD)], rank: Rank
 ):
-    """What is made of elements that require a gradient requires one, as every rank's shards do, which are leaves."""
+    """A sharded tensor created with requires_grad requires a gradient, and so do its local shards, which are leaves."""
     sharded = how(x.clone(), spec, boxes, rank)
     shards = [shard.tensor for shard in sharded.local_shards()]
     return {
@@ -210,7 +209,7 @@ def _(x, boxes, rank, how):
     }
 
 
-# Moved
+# Gathering and resharding
 
 
 @sharded_law(
@@ -221,7 +220,7 @@ def _(x, boxes, rank, how):
     draws=60,
 )
 def gathered(x: FullTensor, boxes: OwnBoxes, rank: Rank, dst: int = 0, how: Word = "plain", group: Group = None):
-    """gather writes the whole tensor, bit for bit, into the tensor that the destination gives."""
+    """gather writes the full tensor, bit for bit, into ``out`` on the destination rank."""
     sharded = from_boxes(x, boxes, rank, group)
     out = torch.zeros_like(x) if dist.get_rank(group) == dst else None
     options: dict[str, Any] = {"plain": {}, "dtype": {"dtype": x.dtype}, "enforced": {"enforce_dtype": True}}
@@ -239,7 +238,7 @@ def _(x, boxes, rank, dst, group):
 
 
 def reshard_features(case: Case) -> set[str]:
-    """Features of both specs, and of what they are to one another."""
+    """The features of both specs, and of the relation between them."""
     found = spec_features("spec", "respec")(case)
     spec, other = spec_of(case), spec_of(case, "respec")
     assert isinstance(spec, ChunkSpec)
@@ -258,7 +257,7 @@ def reshard_features(case: Case) -> set[str]:
 
 
 ORDERS = [",".join(map(str, order)) for order in permutations(range(3))]
-# even chunks, of one dim and then of the other, on the ranks in all orders
+# even chunks, resharded to the other dim, on ranks in every order
 RESHARDS = (
     *(f"world=3 x=3x6 spec=chunk(0)@0,1,2 respec=chunk(1)@{order}" for order in ORDERS),
     *(f"world=3 x=6x3x2 spec=chunk(1)@{order} respec=chunk(0)@0,1,2" for order in ORDERS[1:]),
@@ -277,8 +276,7 @@ RESHARDS = (
     features=reshard_features,
 )
 def reshard(x: FullTensor, spec: ShardingSpec, boxes: OwnBoxes, respec: ShardingSpec, group: Group = None):
-    """A sharded tensor of chunks becomes, by reshard, the one of any other chunks: along any dim, on the ranks in any
-    order."""
+    """reshard changes a sharded tensor with a chunk spec to any other chunk spec, of any dim and order of ranks."""
     sharded = compat.init_from_local_tensor(x[box_slices(*boxes[0])].contiguous(), spec, *x.shape, process_group=group)
     resharded = sharded.reshard(respec)
     return {**describe(resharded), "has the spec": resharded.sharding_spec() == respec}
@@ -292,13 +290,13 @@ def _(x, respec, rank: Rank):
 LAWS = [
     factory_law(
         "chunk",
-        "A factory makes a sharded tensor of the chunks that its spec names: as torch.chunk cuts, each on its rank.",
+        "A factory creates a sharded tensor with the chunks of its spec, cut as by torch.chunk, each on its rank.",
         "ChunkShardingSpec: in line with torch.chunk; sharded_tensor.zeros and others",
         "chunk(0)@0,1",
     ),
     factory_law(
         "boxes",
-        "A factory makes a sharded tensor of the boxes that its spec enumerates, several on a rank or none.",
+        "A factory creates a sharded tensor with the boxes of its spec, any number of them on each rank.",
         "EnumerableShardingSpec: exactly how each shard is laid out",
         "0:1,0:3@0;1:4,0:3@1",
     ),
