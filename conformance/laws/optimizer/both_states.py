@@ -277,7 +277,7 @@ LAWS = (
         "together",
         TOGETHER,
         f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL}",
-        "get_state_dict and set_state_dict copy the states of a model and its optimizer to another model and optimizer.",
+        "get_state_dict and set_state_dict copy the state of a model and its optimizer to another model and optimizer.",
         "get_state_dict, set_state_dict; StateDictOptions",
         untried=1,
     ),

@@ -40,7 +40,7 @@ from shardlaw.conformance.laws.checkpoint.models import (
 from shardlaw.conformance.laws.optimizer.fields import Gradients, WorldMesh
 from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe_if_sharded
 from shardlaw.conformance.laws.sharded_tensor.checkpoints import world_fields, world_sizes
-from shardlaw.conformance.laws.sharded_tensor.fields import due_description, features_of_spec
+from shardlaw.conformance.laws.sharded_tensor.fields import due_rows, features_of_spec
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Shard as ReferenceShard
@@ -73,9 +73,14 @@ class ProductSum(nn.Module):
 
 
 def sharded_model(
-    grads: Mapping[str, torch.Tensor], way: Way, mesh: DeviceMesh, device: torch.device, unused: str, frozen: str
+    grads: Mapping[str, torch.Tensor],
+    way: Way,
+    mesh: DeviceMesh,
+    device: torch.device,
+    unused: str = "",
+    frozen: str = "",
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A model of zeros, sharded in this way, and the gradients of its parameters."""
+    """A model of zeros, sharded in this way, and the gradients of its ``used`` parameters."""
     zeros = {name: torch.zeros_like(grad) for name, grad in grads.items()}
     if way == "both":
         grid = DeviceMesh(mesh.device_type, mesh.mesh.view(-1, 2), mesh_dim_names=("full", "pair"))
@@ -106,14 +111,13 @@ def optimizer_contents(
     model: nn.Module, optimizer: torch.optim.Optimizer, way: Way, names: Iterable[str]
 ) -> dict[str, Any]:
     """The learning rates of an optimizer, and its state of these parameters."""
-    states: Any = get_optimizer_state_dict(model, optimizer)["state"] if way == "fsdp1" else None
-    if states is None:
+    if way == "fsdp1":
+        states: Any = get_optimizer_state_dict(model, optimizer)["state"]
+    else:
         states = {path: optimizer.state.get(parameter, {}) for path, parameter in model.named_parameters()}
-    by_path = {PATHS[name]: states.get(PATHS[name], {}) for name in names}
-    described = {
-        path: {key: describe_if_sharded(average) for key, average in state.items()} for path, state in by_path.items()
-    }
-    return averages_and_rates(described, optimizer)
+    found = {path: states.get(path, {}) for path in (PATHS[name] for name in names)}
+    found = {path: {key: describe_if_sharded(value) for key, value in state.items()} for path, state in found.items()}
+    return averages_and_rates(found, optimizer)
 
 
 def drop_parameter(state: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -133,7 +137,7 @@ def due_optimizer_contents(
 
     def due_sharded(full: torch.Tensor) -> Any:
         if way == "fsdp1":
-            return due_description(full, ChunkSpec(0, ranks).shards(tuple(full.shape)), rank)
+            return due_rows(full, ranks, rank)
         if way == "both":
             pairs = Mesh((world // 2, 2), ranks)
             return Global(full, Layout(tuple(full.shape), pairs, (StridedShard(0, 2), ReferenceShard(0))))
@@ -141,7 +145,7 @@ def due_optimizer_contents(
 
     due = keeps({PATHS[name]: grad for name, grad in grads.items() if name not in names}, rates)
     averages = {
-        path: {key: due_sharded(full) for key, full in tensors.items()} for path, tensors in due["averages"].items()
+        path: {key: due_sharded(full) for key, full in state.items()} for path, state in due["averages"].items()
     }
     return {"rates": due["rates"], "steps": due["steps"], "averages": averages}
 
@@ -155,11 +159,9 @@ def features(case: Case) -> set[str]:
     found |= {feature for name, feature in by_field.items() if name in case}
     found |= {"flat-state"} if case.get("flat", "no") == "yes" else set()
     found |= {"regrouped"} if "back" in (case.get("groups", ""), case.get("groups.load", "")) else set()
-    for name in PATHS:
-        if name in case:
-            shape = case.tensor(name).shape
-            for world in (save_ranks, load_ranks):
-                found |= features_of_spec(shape, ChunkSpec(0, tuple(range(world))), tuple(range(world))) - {"shardless"}
+    for shape in (case.tensor(name).shape for name in PATHS if name in case):
+        for ranks in (tuple(range(save_ranks)), tuple(range(load_ranks))):
+            found |= features_of_spec(shape, ChunkSpec(0, ranks), ranks) - {"shardless"}
     return found
 
 
@@ -305,7 +307,6 @@ def _(grads, way, rank: Rank, world: WorldSize, way__load, groups, groups__load,
     load_groups = [tuple(group) for group in grouped([*grads], groups__load or groups, hollow)]
     if not {*load_groups} <= {*saved}:
         raise Meaningless("there are other groups at the load than at the save")
-    due = due_optimizer_contents(
-        grads, way__load or way, rank, world, [unused, frozen], [saved[group] for group in load_groups]
-    )
+    rates = [saved[group] for group in load_groups]
+    due = due_optimizer_contents(grads, way__load or way, rank, world, [unused, frozen], rates)
     return {"missing": Refused() if unused else None, **due}

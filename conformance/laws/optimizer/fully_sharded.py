@@ -26,8 +26,7 @@ from shardlaw.conformance.laws.optimizer.checkpointed import (
 from shardlaw.conformance.laws.optimizer.fields import Gradients, WorldMesh
 from shardlaw.conformance.laws.optimizer.nets import state_options
 from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe_if_sharded
-from shardlaw.conformance.laws.sharded_tensor.fields import due_description
-from shardlaw.reference.sharded_tensor import ChunkSpec
+from shardlaw.conformance.laws.sharded_tensor.fields import due_rows
 
 SMALL = "float32:small"
 COMMON: dict[str, Any] = {"needs": ("checkpoint", "object_collectives"), "smallest": 1, "weight": 0.3}
@@ -55,14 +54,14 @@ def features(case: Case) -> set[str]:
 
 
 class ParameterModule(nn.Module):
-    """A module with these parameters, and an inner module."""
+    """A module with these parameters, and perhaps an inner module."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], inner: Any = None) -> None:
+    inner: nn.Module
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
         for name, tensor in tensors.items():
             self.register_parameter(name, nn.Parameter(tensor.clone()))
-        if inner is not None:
-            self.inner = inner
 
 
 def fsdp_model(tensors: Mapping[str, torch.Tensor], **options: Any) -> FullyShardedDataParallel:
@@ -76,8 +75,10 @@ def fsdp_model(tensors: Mapping[str, torch.Tensor], **options: Any) -> FullyShar
 def full_parameters(model: FullyShardedDataParallel) -> dict[str, torch.Tensor]:
     """The full parameters, by name."""
     with FullyShardedDataParallel.summon_full_params(model):
-        parameters = {name.replace("_fsdp_wrapped_module.", ""): one for name, one in model.named_parameters()}
-        return {name: one.detach().clone() for name, one in parameters.items()}
+        return {
+            name.replace("_fsdp_wrapped_module.", ""): parameter.detach().clone()
+            for name, parameter in model.named_parameters()
+        }
 
 
 @law(
@@ -99,25 +100,18 @@ def state_forms(
     """FSDP returns its state in full, in chunks of rows or as flat parameters, and another model can load it; a full
     state does not change with the model."""
     options = {"use_orig_params": whole, "device_id": device, "sharding_strategy": ShardingStrategy[strategy]}
-    model, other = (
-        fsdp_model(tensors, **options),
-        fsdp_model({key: poison(one) for key, one in tensors.items()}, **options),
-    )
-    kind = {
-        "full": StateDictType.FULL_STATE_DICT,
-        "sharded": StateDictType.SHARDED_STATE_DICT,
-        "local": StateDictType.LOCAL_STATE_DICT,
-    }[form]
+    model = fsdp_model(tensors, **options)
+    other = fsdp_model({name: poison(tensor) for name, tensor in tensors.items()}, **options)
+    kind = StateDictType[f"{form.upper()}_STATE_DICT"]
     with FullyShardedDataParallel.state_dict_type(model, kind):
         state = model.state_dict()
     if form == "full":
         with FullyShardedDataParallel.summon_full_params(model), torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1)
-    # the key of a flat parameter is the name of its module
-    saved = {
-        name.rpartition(".")[0] if form == "local" else name: describe_if_sharded(one) for name, one in state.items()
-    }
+    saved = {name: describe_if_sharded(tensor) for name, tensor in state.items()}
+    if form == "local":  # a flat parameter is due under the name of its module
+        saved = {name.rpartition(".")[0]: tensor for name, tensor in saved.items()}
     with FullyShardedDataParallel.state_dict_type(other, kind):
         other.load_state_dict(state)
     return {"taken": saved, "given": full_parameters(other)}
@@ -126,21 +120,18 @@ def state_forms(
 @state_forms.due
 def _(tensors, form, strategy, rank: Rank, world: WorldSize):
     values = {PATHS[name]: tensor for name, tensor in tensors.items()}
-    chunks = ChunkSpec(0, tuple(range(world)))
-    if form == "local":
-        outer = torch.cat([tensor.flatten() for name, tensor in tensors.items() if name != "b"])
-        saved_values = {"": outer, "inner": tensors["b"].flatten()}
-    else:
-        saved_values = values
     if form == "full" or strategy == "NO_SHARD":
         return {"taken": values, "given": values}
-    saved = {name: due_description(full, chunks.shards(tuple(full.shape)), rank) for name, full in saved_values.items()}
-    return {"taken": saved, "given": values}
+    saved = values
+    if form == "local":
+        outer = torch.cat([tensor.flatten() for name, tensor in tensors.items() if name != "b"])
+        saved = {"": outer, "inner": tensors["b"].flatten()}
+    return {"taken": {name: due_rows(full, range(world), rank) for name, full in saved.items()}, "given": values}
 
 
 def without_steps(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state of an optimizer without the step counts."""
-    return {path: {key: one for key, one in entries.items() if key != "step"} for path, entries in state.items()}
+    return {path: {key: value for key, value in entries.items() if key != "step"} for path, entries in state.items()}
 
 
 @law(
@@ -155,7 +146,7 @@ def without_steps(state: Mapping[str, Any]) -> dict[str, Any]:
 def full_states(grads: Gradients, mesh: WorldMesh, device: Device, rank: Rank, how: How):
     """The full states of an FSDP model and its optimizer, of every rank or of rank 0, can be set on another FSDP model
     and its optimizer."""
-    model, used = sharded_model(grads, "fsdp1", mesh, device, "", "")
+    model, used = sharded_model(grads, "fsdp1", mesh, device)
     optimizer = adam([*model.parameters()], RATES)
     model().backward()
     optimizer.step()
@@ -164,7 +155,7 @@ def full_states(grads: Gradients, mesh: WorldMesh, device: Device, rank: Rank, h
     model_state, optimizer_state = get_state_dict(model, optimizer, options=get_options)
     learned_state: Any = optimizer_state.get("state", {})
     saved = {"names": sorted(model_state), "averages taken": without_steps(learned_state)}
-    other, _ = sharded_model(grads, "fsdp1", mesh, device, "", "")
+    other, _ = sharded_model(grads, "fsdp1", mesh, device)
     second = adam([*other.parameters()], OTHER_RATES)
     states: Sequence[Any] = (model_state, optimizer_state) if rank == 0 or "broadcast" not in how else ({}, {})
     set_model_state_dict(other, states[0], options=options)
@@ -176,7 +167,7 @@ def full_states(grads: Gradients, mesh: WorldMesh, device: Device, rank: Rank, h
 
 @full_states.due
 def _(grads, rank: Rank, world: WorldSize, how):
-    due = due_optimizer_contents(grads, "fsdp1", rank, world, [], saved_rates([*grads], "each", None))
+    due = due_optimizer_contents(grads, "fsdp1", rank, world, [], saved_rates([*grads]))
     averages = {PATHS[name]: {"exp_avg": grad / 2, "exp_avg_sq": grad * grad / 2} for name, grad in grads.items()}
     is_offloaded = rank > 0 and "offload" in how
     return {

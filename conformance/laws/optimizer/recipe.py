@@ -44,7 +44,7 @@ def local_tensors(state: dict[str, Any]) -> list[torch.Tensor]:
 def recipe(grads: Gradients, mesh: WorldMesh, device: Device, writer: Writer, reader: Reader, folder: Folder):
     """The sharded states of an FSDP model and its optimizer, saved in a checkpoint, can be loaded into another FSDP
     model and its optimizer."""
-    model, used = sharded_model(grads, "fsdp1", mesh, device, "", "")
+    model, used = sharded_model(grads, "fsdp1", mesh, device)
     optimizer = adam([*model.parameters()], RATES)
     model().backward()
     optimizer.step()
@@ -52,7 +52,7 @@ def recipe(grads: Gradients, mesh: WorldMesh, device: Device, writer: Writer, re
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
         state = {"model": model.state_dict(), "optim": FullyShardedDataParallel.optim_state_dict(model, optimizer)}
         save(state, writer(folder))
-    other, _ = sharded_model(grads, "fsdp1", mesh, device, "", "")
+    other, _ = sharded_model(grads, "fsdp1", mesh, device)
     second = adam([*other.parameters()], OTHER_RATES)
     with FullyShardedDataParallel.state_dict_type(other, StateDictType.SHARDED_STATE_DICT):
         target = {"model": other.state_dict()}
@@ -69,5 +69,5 @@ def recipe(grads: Gradients, mesh: WorldMesh, device: Device, writer: Writer, re
 def _(grads, rank: Rank, world: WorldSize):
     return {
         "model as saved": Of(True),
-        **due_optimizer_contents(grads, "fsdp1", rank, world, [], saved_rates([*grads], "each", None)),
+        **due_optimizer_contents(grads, "fsdp1", rank, world, [], saved_rates([*grads])),
     }

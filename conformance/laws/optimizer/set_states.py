@@ -32,15 +32,9 @@ from shardlaw.conformance.laws.checkpoint.calls import poison
 from shardlaw.conformance.laws.checkpoint.models import OTHER_RATES, RATES, adam, changed, frozen
 from shardlaw.conformance.laws.optimizer.both_states import DOCS, SMALL, How, Traits, Wrap, due_tensors, sweep_record
 from shardlaw.conformance.laws.optimizer.both_states import features as features_of_both
+from shardlaw.conformance.laws.optimizer.checkpointed import drop_parameter
 from shardlaw.conformance.laws.optimizer.fields import Poisoned, StateTensors, optimized_values
-from shardlaw.conformance.laws.optimizer.nets import (
-    EXTRA,
-    OTHER_EXTRA,
-    Net,
-    by_state_name,
-    state_options,
-    wrap_model,
-)
+from shardlaw.conformance.laws.optimizer.nets import EXTRA, OTHER_EXTRA, Net, by_state_name, state_options, wrap_model
 
 MODEL = f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL}"
 
@@ -57,8 +51,9 @@ def state_to_set(
     if "broadcast" in how and rank > 0:
         return {}
     state = by_state_name(tensors, traits, {"_extra_state": EXTRA} if "extra" in traits else None)
-    added = {"stranger": torch.ones(2)} if adds else {}
-    return {path: value for path, value in state.items() if path not in state_names_of(tensors, traits, lacks)} | added
+    for path in state_names_of(tensors, traits, lacks):
+        state.pop(path, None)
+    return state | ({"stranger": torch.ones(2)} if adds else {})
 
 
 def state_names_of(tensors: Mapping[str, Any], traits: Sequence[str], lacks: str) -> list[str]:
@@ -118,9 +113,8 @@ def lenient(
     options = state_options(how, strict=False)
     state = state_to_set(tensors, how, with_, rank, lacks, adds)
     if by:
-        state = {
-            inner: {path.removeprefix("inner."): value for path, value in state.items() if path.startswith("inner.")}
-        }
+        prefix = "inner."
+        state = {inner: {path.removeprefix(prefix): state[path] for path in state if path.startswith(prefix)}}
     incompatible = set_model_state_dict(model, state, options=options)
     return {
         "given": target_tensors,
@@ -249,11 +243,8 @@ def refuses(
     net = Net(others, with_, other=True)
     parameters = [*net.given().values()]
     optimizer = adam(parameters, OTHER_RATES, "each", "last" if "hollow" in with_ else None)
-    model, options, broadcast_only = (
-        wrap_model(net, wrap),
-        state_options(how),
-        StateDictOptions(broadcast_from_rank0=True),
-    )
+    model, options = wrap_model(net, wrap), state_options(how)
+    broadcast_only = StateDictOptions(broadcast_from_rank0=True)
     state = state_to_set(tensors, how, with_, rank, lacks, adds)
     attempts = {
         "no-optimizer": lambda: get_optimizer_state_dict(model, []),
@@ -309,12 +300,7 @@ def set_merged_groups(model: nn.Module, optimizer: torch.optim.Optimizer, names:
 
 def set_without_entry(model: nn.Module, optimizer: torch.optim.Optimizer, path: str, options: StateDictOptions) -> Any:
     """Set a state without an entry of one parameter, which is still in its group."""
-    state: Any = get_optimizer_state_dict(model, optimizer, options=options)
-    lost = [name for name in state if name.startswith(f"state.{path}.")]
-    for name in lost:
-        state.pop(name)
-    if not lost:
-        state["state"].pop(path)
+    state: Any = drop_parameter(get_optimizer_state_dict(model, optimizer, options=options), path)
     return set_optimizer_state_dict(model, optimizer, state, options=options)
 
 

@@ -13,9 +13,9 @@ from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank, WorldSize
 from shardlaw.conformance.laws.checkpoint.calls import told_plainly
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
-from shardlaw.conformance.laws.optimizer.sharded_load import DOCS, due_rows
+from shardlaw.conformance.laws.optimizer.sharded_load import DOCS
 from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe_if_sharded
-from shardlaw.conformance.laws.sharded_tensor.fields import FullTensor
+from shardlaw.conformance.laws.sharded_tensor.fields import FullTensor, due_rows
 
 ATTEMPTS = ("planner", "short", "unread", "unflattened", "warned")
 SHAPES = ("world=2 x=4x3", "world=3 x=5x2")

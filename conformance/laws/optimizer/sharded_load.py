@@ -7,7 +7,7 @@ of the tensor that these ranks share. With ``axis``, the world is a 2x2 mesh, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -33,7 +33,7 @@ from shardlaw.conformance.laws.sharded_tensor import checkpoints
 from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe_if_sharded
 from shardlaw.conformance.laws.sharded_tensor.checkpoints import End, sharded_as
 from shardlaw.conformance.laws.sharded_tensor.draws import dtypes
-from shardlaw.conformance.laws.sharded_tensor.fields import FullTensor, due_description, features_of_spec
+from shardlaw.conformance.laws.sharded_tensor.fields import FullTensor, due_rows, features_of_spec
 from shardlaw.conformance.laws.shared.box_fields import BoxesOfX, BoxOfX
 from shardlaw.reference.box import Box, format_boxes, parse_box
 from shardlaw.reference.checkpoint.optimizer import part_chunks, part_items, shift_box
@@ -258,11 +258,6 @@ def due_loaded(x, rank: Rank, world: WorldSize, ids, part, axis):
         "note": "kept",
         "loaded": x if x.numel() == 1 else due_rows(full, axis or range(world), rank),
     }
-
-
-def due_rows(full: torch.Tensor, ranks: Iterable[int], rank: int) -> dict[str, Any]:
-    """The due description of a tensor in chunks of rows on these ranks."""
-    return due_description(full, ChunkSpec(0, tuple(ranks)).shards(tuple(full.shape)), rank)
 
 
 def load_law(name: str, clause: str, source: str, control: str, draw: Callable[[Limits], SearchStrategy[Case]]) -> Law:

@@ -15,13 +15,7 @@ from shardlaw.conformance.law.due import Either, Of, Refused, as_metadata, caugh
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.plan import cases
 from shardlaw.conformance.laws.plan.cases import plan_law
-from shardlaw.conformance.laws.plan.fields import (
-    LoadedStates,
-    MeshState,
-    SavedTensor,
-    States,
-    rank_count,
-)
+from shardlaw.conformance.laws.plan.fields import LoadedStates, MeshState, SavedTensor, States, rank_count
 from shardlaw.conformance.laws.plan.torch_plans import (
     box_slices,
     element_numbers,

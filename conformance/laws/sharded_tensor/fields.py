@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -207,6 +207,11 @@ def due_description(full: torch.Tensor, shards: Shards, rank: int) -> dict[str, 
         "places": Of(boxes_values(own), "wrong-layout"),
         "shards": [full[box.slices()].contiguous() for box in own],
     }
+
+
+def due_rows(full: torch.Tensor, ranks: Iterable[int], rank: int) -> dict[str, Any]:
+    """The due description of a tensor in chunks of rows on these ranks."""
+    return due_description(full, ChunkSpec(0, tuple(ranks)).shards(tuple(full.shape)), rank)
 
 
 # Features
