@@ -86,7 +86,7 @@ Wrap = Literal[
 def make_optimizer(
     net: Net, rates: Sequence[float], groups: str, traits: Sequence[str], opt: str
 ) -> torch.optim.Optimizer:
-    parameters, hollow = [*net.given(traits).values()], "last" if "hollow" in traits else None
+    parameters, hollow = [*net.optimizer_parameters(traits).values()], "last" if "hollow" in traits else None
     if opt == "deep":
         return NestedStateOptimizer(with_rates(grouped(parameters, groups, hollow), rates))
     return adam(parameters, rates, groups, hollow)
@@ -122,7 +122,7 @@ def transfer_states(
     saved = {"taken": dict(model_state), "optimizer names": optimizer_state_names(optimizer_state)}
 
     net = Net(others, with_, other=True)
-    target_tensors, parameters, inner = net.held(), net.given(with_), net.inner
+    target_tensors, parameters, inner = net.held(), net.optimizer_parameters(with_), net.inner
     optimizer, model = make_optimizer(net, OTHER_RATES, groups, with_, opt), wrap_model(net, wrap__load or wrap)
     states = (model_state, optimizer_state) if rank == 0 or "broadcast" not in how else ({}, {})
     if "apart" in how:

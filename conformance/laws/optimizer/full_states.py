@@ -153,7 +153,7 @@ def full_optimizer_state(tensors: FullTensors, others: Poisoned, rank: Rank, how
     optimizer = adam([*net.parameters()], OTHER_RATES)
     grads = by_state_name(tensors)
     state: dict[str, Any] = {}
-    for path in net.given():
+    for path in net.optimizer_parameters():
         averages = {"exp_avg": grads[path] / 2, "exp_avg_sq": grads[path] * grads[path] / 2}
         state[path] = {"step": torch.tensor(3.0), **state_on_rank(averages, how, 0)}
     groups = [
@@ -164,7 +164,7 @@ def full_optimizer_state(tensors: FullTensors, others: Poisoned, rank: Rank, how
         {"state": state_on_rank(state, how, rank), "param_groups": groups} if rank == 0 or how in OWN_STATE else {}
     )
     set_optimizer_state_dict(net, optimizer, state_dict, options=full_state_options(how))  # type: ignore[arg-type]
-    return {**learned(net.given(), optimizer), "model": net.held()}
+    return {**learned(net.optimizer_parameters(), optimizer), "model": net.held()}
 
 
 @full_optimizer_state.due
@@ -191,10 +191,10 @@ def pending(tensors: Tensors, others: Poisoned, how: Literal["plain", "flat", "e
     state = get_optimizer_state_dict(net, optimizer, options=options)
     net, grads = Net(others), by_state_name(tensors)
     optimizer = adam([*net.parameters()], OTHER_RATES)
-    for path, parameter in net.given().items():
+    for path, parameter in net.optimizer_parameters().items():
         parameter.grad = grads[path].clone()
     set_optimizer_state_dict(net, optimizer, state, options=options)
-    return learned(net.given(), optimizer)
+    return learned(net.optimizer_parameters(), optimizer)
 
 
 @pending.due
@@ -266,7 +266,7 @@ def get_state(tensors: Tensors, opt: Opt):
         for path, grad in by_state_name(tensors).items():
             net.held()[path].grad = grad.to_sparse() if opt == "sparse" else grad.clone()
         optimizer.step(lambda: torch.zeros(()))
-    states = [learned(net.given(), optimizer) for net, optimizer in zip(nets, optimizers, strict=True)]
+    states = [learned(net.optimizer_parameters(), optimizer) for net, optimizer in zip(nets, optimizers, strict=True)]
     return {
         "model": model,
         "gradients left": gradients,
@@ -310,7 +310,7 @@ def several(tensors: Tensors, others: Poisoned, how: Literal["plain", "flat"]):
     net = Net(others)
     optimizers = optimizer_per_parameter(net, OTHER_RATES)
     set_optimizer_state_dict(net, optimizers[::-1], state, options=state_options([how]))
-    return learned(net.given(), *optimizers)
+    return learned(net.optimizer_parameters(), *optimizers)
 
 
 def optimizer_per_parameter(net: Net, rates: Sequence[float]) -> list[torch.optim.Optimizer]:

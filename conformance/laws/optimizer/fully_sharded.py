@@ -16,7 +16,7 @@ from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Device, Rank, WorldSize
 from shardlaw.conformance.laws.checkpoint.calls import poison
 from shardlaw.conformance.laws.checkpoint.models import OTHER_RATES, RATES, adam, saved_rates
-from shardlaw.conformance.laws.optimizer.both_states import DOCS, FEATURES, How
+from shardlaw.conformance.laws.optimizer.both_states import DOCS, FEATURES, SMALL, How
 from shardlaw.conformance.laws.optimizer.checkpointed import (
     PATHS,
     due_optimizer_contents,
@@ -28,7 +28,6 @@ from shardlaw.conformance.laws.optimizer.nets import state_options
 from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe_if_sharded
 from shardlaw.conformance.laws.sharded_tensor.fields import due_rows
 
-SMALL = "float32:small"
 COMMON: dict[str, Any] = {"needs": ("checkpoint", "object_collectives"), "smallest": 1, "weight": 0.3}
 FORMS = (
     f"world=3 a=5x3:-:{SMALL} b=7:-:{SMALL} form=full",

@@ -96,7 +96,7 @@ class Net(Model):
         """All parameters and buffers, by canonical name."""
         return {path.replace(".own", ""): tensor for path, tensor in super().held().items()}
 
-    def given(self, traits: Collection[str] = ()) -> dict[str, nn.Parameter]:
+    def optimizer_parameters(self, traits: Collection[str] = ()) -> dict[str, nn.Parameter]:
         """The parameters in its optimizer, by canonical name."""
         parameters = {path: parameter for path, parameter in self.named_parameters() if path != "kept.own.weight"}
         return dict([*parameters.items()][:-1]) if "idle" in traits else parameters

@@ -109,7 +109,7 @@ def resumed(tensors: Tensors, others: Poisoned, rank: Rank, how: How = (), since
         last.requires_grad_(True)
     set_optimizer_state_dict(net, optimizer, state if rank == 0 or "broadcast" not in how else {}, options=options)
     last.requires_grad_(True)
-    parameters = net.given()
+    parameters = net.optimizer_parameters()
     if since == "untrained":
         optimizer.state.pop(parameters.popitem()[1], None)
     return {

@@ -241,7 +241,7 @@ def refuses(
 ):
     """Every rank refuses contradictory options, empty states, and states with other names, shapes or groups."""
     net = Net(others, with_, other=True)
-    parameters = [*net.given().values()]
+    parameters = [*net.optimizer_parameters().values()]
     optimizer = adam(parameters, OTHER_RATES, "each", "last" if "hollow" in with_ else None)
     model, options = wrap_model(net, wrap), state_options(how)
     broadcast_only = StateDictOptions(broadcast_from_rank0=True)
