@@ -23,7 +23,8 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.gradient import values
 from shardlaw.conformance.laws.gradient.values import GradOfTo, GradOfVia, GradOfX, WholeGrad, leaf, placed, returned
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.derived import CallField, Derived, OwnPlacements, operand
+from shardlaw.conformance.laws.shared.derived import CallField, DerivedField, operand
+from shardlaw.conformance.laws.shared.tensor_fields import PlacementsOf
 from shardlaw.reference import placement as ref
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.tensors import DTYPES, TensorSpec, dense
@@ -67,7 +68,7 @@ def _(x: Global, g, h, own, rank: Rank):
 def parameter(
     x: torch.Tensor,
     mesh: DeviceMesh,
-    at: OwnPlacements,
+    at: PlacementsOf,
     to: Placements,
     g: GradOfTo,
     own: GradOfX,
@@ -151,7 +152,7 @@ WRITES = {
 
 @st.composite
 def draw_writes(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh = draw(st.sampled_from(draws.meshes(limits, outside=False, least=2)))
+    mesh = draw(st.sampled_from(draws.meshes(limits, submeshes=False, min_size=2)))
     call, shape = draw(st.sampled_from(sorted(WRITES))), draw(shapes(min_dims=2, max_dims=2))
     at = draw(placements(mesh, 2, kinds=("R", "S", "S")))
     beside = draw(st.sampled_from([at, None])) or draw(placements(mesh, 2, kinds=("R", "S")))
@@ -203,7 +204,7 @@ def _arriving(case: Case) -> Global:
     return replace(values.incoming(case).under(case.placements("arrives")), seed=case.seed + ARRIVING_SEED)
 
 
-Arriving = Annotated[DTensor, Derived(_arriving, named=("arrives",))]
+Arriving = Annotated[DTensor, DerivedField(_arriving, reads=("arrives",))]
 
 
 def draw_from_local(limits: Limits) -> st.SearchStrategy[Case]:
@@ -310,7 +311,7 @@ def wide(case: Case) -> Global:
     return x.holding(full.to(DTYPES[case.get("forward", case.tensor("x").dtype)])).under(case.placements("to"))
 
 
-WideGrad = Annotated[torch.Tensor, Derived(wide, local=True)]
+WideGrad = Annotated[torch.Tensor, DerivedField(wide, local=True)]
 
 
 @law(

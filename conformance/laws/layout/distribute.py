@@ -22,14 +22,14 @@ from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.tensor_fields import (
+    FullTensor,
     GlobalOf,
-    Held,
+    LocalShard,
+    OwnFullTensor,
     OwnValues,
-    OwnWhole,
-    PlacedAs,
+    PlacementsOf,
     ShapeOf,
     StrideOf,
-    Whole,
 )
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
@@ -53,13 +53,13 @@ def first_rank(mesh: Mesh, position: int = 0) -> int:
     "layout.distribute",
     source=f"{DOC}, distribute_tensor (src_data_rank=None) and Shard (torch.chunk semantic)",
     control="mesh=2x2 x=5x6:S(0),S(1)",
-    draw=lambda limits: draws.placed(
+    draw=lambda limits: draws.tensor_cases(
         limits, dtypes=limits.dtypes, memories=MEMORIES, fills=draws.SELDOM_EDGES, extra=keeps_grad
     ),
     draws=200,
     weight=1.2,
 )
-def distribute(x: Whole, mesh: DeviceMesh, placements: PlacedAs, requires_grad: bool = False):
+def distribute(x: FullTensor, mesh: DeviceMesh, placements: PlacementsOf, requires_grad: bool = False):
     """distribute_tensor without a source rank leaves on each rank the slice of its tensor that the placements name;
     stride, dtype and requires_grad are the tensor's, which is untouched."""
     x.requires_grad_(requires_grad and x.dtype.is_floating_point)
@@ -74,8 +74,8 @@ def _(x: Global, requires_grad=False):
 
 
 def draw_scatter(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False)
-    return draws.placed(limits, on=on, dtypes=limits.dtypes, memories=MEMORIES)
+    on = draws.meshes(limits, permuted=False)
+    return draws.tensor_cases(limits, on=on, dtypes=limits.dtypes, memories=MEMORIES)
 
 
 @law(
@@ -84,12 +84,12 @@ def draw_scatter(limits: Limits) -> SearchStrategy[Case]:
     control="mesh=2x2 x=5x6:S(0),S(1)",
     draw=draw_scatter,
     draws=120,
-    sweep=draws.out_of_order("S(0)"),
+    sweep=draws.permuted_mesh_cases("S(0)"),
     sweeps=3,
     needs=("broadcast", "scatter"),
     weight=1.2,
 )
-def scatter(x: OwnWhole, mesh: DeviceMesh, placements: PlacedAs):
+def scatter(x: OwnFullTensor, mesh: DeviceMesh, placements: PlacementsOf):
     """distribute_tensor gives every rank its slice of the tensor of the first rank of each mesh dim."""
     return {"local": distribute_tensor(x, mesh, placements)}
 
@@ -103,12 +103,12 @@ def draw_source(limits: Limits) -> SearchStrategy[Case]:
     def source(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         return {"src": draw(st.integers(1, min(layout.mesh.shape) - 1))}
 
-    on = [mesh for mesh in draws.meshes(limits, tables=False) if min(mesh.shape) > 1]
-    return draws.placed(limits, on=on, dtypes=limits.dtypes, extra=source)
+    on = [mesh for mesh in draws.meshes(limits, permuted=False) if min(mesh.shape) > 1]
+    return draws.tensor_cases(limits, on=on, dtypes=limits.dtypes, extra=source)
 
 
 def sweep_source(limits: Limits) -> list[Case]:
-    return [case for case in draws.out_of_order("S(0)", src=1)(limits) if min(case.mesh().shape) > 1]
+    return [case for case in draws.permuted_mesh_cases("S(0)", src=1)(limits) if min(case.mesh().shape) > 1]
 
 
 @law(
@@ -122,7 +122,7 @@ def sweep_source(limits: Limits) -> list[Case]:
     needs=("broadcast", "scatter"),
     weight=0.8,
 )
-def source(x: OwnWhole, mesh: DeviceMesh, placements: PlacedAs, src: int):
+def source(x: OwnFullTensor, mesh: DeviceMesh, placements: PlacementsOf, src: int):
     """With src_data_rank=k every rank gets its slice of the tensor of the rank at position k of each mesh dim."""
     return {"local": distribute_tensor(x, mesh, placements, src_data_rank=src)}
 
@@ -136,13 +136,13 @@ def _(x: OwnValues, src):
     "layout.input-kept",
     source=f"{DOC}, distribute_tensor: an out-of-place function",
     control="mesh=2 x=5x6:S(1)",
-    draw=lambda limits: draws.placed(limits, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES),
+    draw=lambda limits: draws.tensor_cases(limits, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES),
     draws=30,
     needs=("broadcast", "scatter"),
     weight=0.3,
     tier="advisory",
 )
-def input_kept(x: OwnWhole, mesh: DeviceMesh, placements: PlacedAs):
+def input_kept(x: OwnFullTensor, mesh: DeviceMesh, placements: PlacementsOf):
     """distribute_tensor does not change the tensor that it is given, on any rank."""
     distribute_tensor(x, mesh, placements)
     return {"input": x}
@@ -157,11 +157,11 @@ def _(x: OwnValues, rank: Rank):
     "layout.offsets",
     source="torch.distributed.tensor._utils, docstring of compute_local_shape_and_global_offset",
     control="mesh=2x2 x=5x6:S(0),S(0)",
-    draw=lambda limits: draws.placed(limits, kinds=("R", "S", "_S", "P")),
+    draw=lambda limits: draws.tensor_cases(limits, kinds=("R", "S", "_S", "P")),
     draws=180,
     weight=0.6,
 )
-def offsets(shape: ShapeOf, mesh: DeviceMesh, placements: PlacedAs):
+def offsets(shape: ShapeOf, mesh: DeviceMesh, placements: PlacementsOf):
     """A rank's local shape is how much it owns of each dim, its offset the first index, or the extent where it owns
     nothing."""
     local, offset = compat.local_shape_and_offset(shape, mesh, placements)
@@ -179,7 +179,7 @@ def _(x: GlobalOf, rank: Rank):
     "layout.chunks",
     source="torch.distributed.tensor, docstring of DTensor.__create_chunk_list__",
     control="mesh=2x2 x=5x6:S(0),S(0)",
-    draw=lambda limits: draws.placed(limits),
+    draw=lambda limits: draws.tensor_cases(limits),
     draws=90,
     members=True,
     weight=0.5,
@@ -201,8 +201,8 @@ def _(x: Global, rank: Rank):
 
 
 def draw_full(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False)
-    return draws.placed(limits, on=on, dtypes=limits.dtypes, memories=MEMORIES)
+    on = draws.meshes(limits, permuted=False)
+    return draws.tensor_cases(limits, on=on, dtypes=limits.dtypes, memories=MEMORIES)
 
 
 @law(
@@ -211,12 +211,12 @@ def draw_full(limits: Limits) -> SearchStrategy[Case]:
     control="mesh=2x2 x=5x6:S(0),S(1)",
     draw=draw_full,
     draws=120,
-    sweep=draws.out_of_order("S(0)"),
+    sweep=draws.permuted_mesh_cases("S(0)"),
     sweeps=3,
     needs=("all_gather",),
     weight=1.2,
 )
-def full(x: Whole, mesh: DeviceMesh, placements: PlacedAs):
+def full(x: FullTensor, mesh: DeviceMesh, placements: PlacementsOf):
     """full_tensor of a distributed tensor is the tensor; a rank outside the mesh gets no elements."""
     whole = distribute_tensor(x, mesh, placements, src_data_rank=None).full_tensor()
     return {"elements": whole.numel(), "full": whole}
@@ -232,7 +232,7 @@ def draw_negative(limits: Limits) -> SearchStrategy[Case]:
     def how(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         return {"how": draw(st.sampled_from(["distribute", "from_local", "redistribute"]))}
 
-    drawn = draws.placed(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=how)
+    drawn = draws.tensor_cases(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=how)
     return drawn.filter(lambda case: "(-" in case.text)
 
 
@@ -245,10 +245,10 @@ def draw_negative(limits: Limits) -> SearchStrategy[Case]:
     weight=0.4,
 )
 def negative_dims(
-    x: Whole,
-    local: Held,
+    x: FullTensor,
+    local: LocalShard,
     mesh: DeviceMesh,
-    placements: PlacedAs,
+    placements: PlacementsOf,
     how: Literal["distribute", "from_local", "redistribute"],
 ):
     """A shard of a negative dim is a shard of the dim counted from the end, and a DTensor names it so; the list that
@@ -274,7 +274,7 @@ def _(x: Global):
 
 def draw_together(limits: Limits) -> SearchStrategy[Case]:
     lines, planes = (draws.meshes(limits, dims=dims) for dims in ((1,), (2,)))
-    return draws.placed(limits, on=[*lines * 2, *planes], kinds=("R", "S"), memories=("plain", "transposed"))
+    return draws.tensor_cases(limits, on=[*lines * 2, *planes], kinds=("R", "S"), memories=("plain", "transposed"))
 
 
 EVENLY_TOGETHER = (
@@ -299,7 +299,7 @@ EVENLY_TOGETHER = (
     needs=("all_gather",),
     weight=0.2,
 )
-def together(local: Held, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf, stride: StrideOf):
+def together(local: LocalShard, mesh: DeviceMesh, placements: PlacementsOf, shape: ShapeOf, stride: StrideOf):
     """The shapes of shards, uneven ones too, make that of the whole, on a mesh of one dim; even ones have its strides,
     shrunk, without what others hold."""
     whole = caught(lambda: tuple(compat.global_tensor_shape(local.shape, mesh, placements)))
@@ -339,7 +339,7 @@ MOVED = (
     tier="advisory",
     weight=0.1,
 )
-def old_paths(x: Whole, mesh: DeviceMesh, placements: PlacedAs):
+def old_paths(x: FullTensor, mesh: DeviceMesh, placements: PlacementsOf):
     """What is imported from where DTensor was before is what the documents name, and shards a tensor alike."""
     named = {name: getattr(compat.old_tensor, name) is getattr(tensor, name) for name in MOVED}
     named["placement_types"] = compat.old_placement_types.Shard is tensor.Shard

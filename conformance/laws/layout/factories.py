@@ -21,7 +21,7 @@ from shardlaw.conformance.law.fields import Seed, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.layout.distribute import DOC, keeps_grad
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.tensor_fields import DtypeOf, GlobalOf, PlacedAs, ShapeOf, Whole
+from shardlaw.conformance.laws.shared.tensor_fields import DtypeOf, FullTensor, GlobalOf, PlacementsOf, ShapeOf
 from shardlaw.reference import placement as reference
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
@@ -36,7 +36,7 @@ def draw_factory(limits: Limits) -> SearchStrategy[Case]:
     def make(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         return {"make": draw(st.sampled_from(MAKERS)), **keeps_grad(draw, layout)}
 
-    return draws.placed(limits, dtypes=limits.dtypes, extra=make)
+    return draws.tensor_cases(limits, dtypes=limits.dtypes, extra=make)
 
 
 # the sizes one by one, of which there may be one alone, and in a list
@@ -63,7 +63,7 @@ def factory(
     shape: ShapeOf,
     dtype: DtypeOf,
     mesh: DeviceMesh,
-    placements: PlacedAs,
+    placements: PlacementsOf,
     requires_grad: bool = False,
     sizes: Literal["whole", "apart", "listed"] = "whole",
 ):
@@ -92,9 +92,9 @@ def draw_kinds(limits: Limits) -> SearchStrategy[Case]:
     def chance(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         return {"make": draw(st.sampled_from(RANDOM))}
 
-    inside = [mesh for mesh in draws.meshes(limits, tables=False) if mesh.size > max(mesh.ranks)]
-    plain = draws.placed(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=how)
-    random = draws.placed(limits, on=inside, kinds=("R", "S"), min_dims=1, extra=chance)
+    inside = [mesh for mesh in draws.meshes(limits, permuted=False) if mesh.size > max(mesh.ranks)]
+    plain = draws.tensor_cases(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=how)
+    random = draws.tensor_cases(limits, on=inside, kinds=("R", "S"), min_dims=1, extra=chance)
     return st.one_of(plain, plain, random)  # four functions to two
 
 
@@ -125,7 +125,7 @@ def factory_kinds(
     make: Literal["zeros", "ones", "full", "empty", "rand", "randn"],
     shape: ShapeOf,
     mesh: DeviceMesh,
-    placements: PlacedAs,
+    placements: PlacementsOf,
     seed: Seed,
 ):
     """A factory takes strided shards and dims from either end; random ones agree on replicas and obey the seed, or are
@@ -162,7 +162,7 @@ def draw_context(limits: Limits) -> SearchStrategy[Case]:
         inner = draw(st.sampled_from([None, None, *(other for other in others if other != layout.mesh)]))
         return {"how": draw(st.sampled_from(["distribute", "from_local", "zeros"])), "mesh__inner": inner}
 
-    return draws.placed(limits, kinds=("R",), extra=how)
+    return draws.tensor_cases(limits, kinds=("R",), extra=how)
 
 
 @law(
@@ -175,7 +175,10 @@ def draw_context(limits: Limits) -> SearchStrategy[Case]:
     needs=("broadcast",),
 )
 def context(
-    x: Whole, mesh: DeviceMesh, how: Literal["distribute", "from_local", "zeros"], mesh__inner: DeviceMesh | None = None
+    x: FullTensor,
+    mesh: DeviceMesh,
+    how: Literal["distribute", "from_local", "zeros"],
+    mesh__inner: DeviceMesh | None = None,
 ):
     """Inside a mesh's context the mesh is the default, and replication is the default placement; a context within
     another holds until it ends."""
@@ -247,7 +250,7 @@ def refusals(
     how: Literal["distribute", "from_local", "zeros", "call"],
     attempt: Annotated[str, WordField((*ODD, *CALLS))],
     shape: ShapeOf | None = None,
-    placements: PlacedAs | None = None,
+    placements: PlacementsOf | None = None,
 ):
     """Placements of a missing dim, too few or many, shards of a 0-d tensor, mixed reductions, shards that do not fit
     beside each other, and what a checkpoint would take of a pending tensor are refused on every rank."""

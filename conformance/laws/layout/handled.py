@@ -127,7 +127,7 @@ AS_GIVEN = ("swapped", "data")  # the tensor lies afterwards as what it was give
 
 
 def draw_assigned(limits: Limits) -> SearchStrategy[Case]:
-    drawn = draws.moved(limits, kinds=("R", "S"), targets=("R", "S"), dtypes=draws.FLOATS)
+    drawn = draws.redistribution_cases(limits, kinds=("R", "S"), targets=("R", "S"), dtypes=draws.FLOATS)
     # docs/open-questions.md: what has a rank outside the mesh of a 0-d tensor?
     fit = drawn.filter(lambda case: bool(case.tensor("x").shape) or len(case.mesh().ranks) == case.world)
     return st.tuples(fit, st.sampled_from(list(WRITES))).map(lambda pair: pair[0].with_fields(how=pair[1]))

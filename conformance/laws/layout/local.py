@@ -20,13 +20,13 @@ from shardlaw.conformance.laws.layout.distribute import keeps_grad
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.tensor_fields import (
     ByRankField,
-    Held,
+    FullTensor,
+    LocalShard,
+    OwnFullTensor,
     OwnValues,
-    OwnWhole,
-    PlacedAs,
+    PlacementsOf,
     ShapeOf,
     StrideOf,
-    Whole,
     layout_of,
     own_values,
 )
@@ -43,14 +43,19 @@ DOC = "torch.distributed.tensor docs"
     "layout.from-local",
     source=f"{DOC}, DTensor.from_local and DTensor.to_local",
     control="mesh=2x2 x=5x6:S(0),P(sum)",
-    draw=lambda limits: draws.placed(
+    draw=lambda limits: draws.tensor_cases(
         limits, kinds=("R", "S", "_S", "P"), memories=("plain", "transposed"), extra=keeps_grad
     ),
     draws=110,
     weight=0.6,
 )
 def from_local(
-    local: Held, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf, stride: StrideOf, requires_grad: bool = False
+    local: LocalShard,
+    mesh: DeviceMesh,
+    placements: PlacementsOf,
+    shape: ShapeOf,
+    stride: StrideOf,
+    requires_grad: bool = False,
 ):
     """from_local with a global shape keeps each rank's tensor and its storage, and to_local gives it back."""
     local.requires_grad_(requires_grad)
@@ -76,7 +81,7 @@ def _(local: Global, stride, rank: Rank, requires_grad=False):
 
 
 def draw_infer(limits: Limits) -> SearchStrategy[Case]:
-    mesh_drawn = st.sampled_from(draws.meshes(limits, outside=False, least=2))
+    mesh_drawn = st.sampled_from(draws.meshes(limits, submeshes=False, min_size=2))
     odd = shapes(min_dims=1)
     shape_drawn = st.sampled_from([shapes(min_dims=1, min_size=2)] * 7 + [odd]).flatmap(lambda drawn: drawn)
 
@@ -110,7 +115,7 @@ def features_infer(case: Case) -> set[str]:
     members=True,
     weight=0.4,
 )
-def infer(local: Held, mesh: DeviceMesh, placements: PlacedAs):
+def infer(local: LocalShard, mesh: DeviceMesh, placements: PlacementsOf):
     """Without a global shape, from_local computes it from the local shape as if all shards were even, and the stride
     likewise."""
     d = DTensor.from_local(local, mesh, placements)
@@ -125,12 +130,12 @@ def _(local: Global):
 
 
 def draw_checked(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, outside=False, tables=False, least=2)
+    on = draws.meshes(limits, submeshes=False, permuted=False, min_size=2)
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         how = draw(st.sampled_from(("data", "data", "data", "data", "shape", "dtype")))
-        base = draw(draws.placed(limits, on=on, kinds=("R", "S"), min_dims=1))
+        base = draw(draws.tensor_cases(limits, on=on, kinds=("R", "S"), min_dims=1))
         spec = base.tensor("x")
         if how == "data":
             return base.with_fields(how=how)
@@ -146,7 +151,9 @@ def sweep_checked(limits: Limits) -> list[Case]:
     cases = [fields(mesh=mesh, x=f"{shape}:S(0)", how="sizes") for mesh, shape in uneven]
     cases += [fields(mesh="2@0,2", x="4x3:R", how="data")]
     cases += [fields(mesh=mesh, x=x, how="stride") for mesh, x in (("2", "4x6:S(0)"), ("3", "3x4:R"))]
-    return [case for case in cases if case.world <= limits.world_size] + draws.out_of_order("R", how="data")(limits)
+    return [case for case in cases if case.world <= limits.world_size] + draws.permuted_mesh_cases("R", how="data")(
+        limits
+    )
 
 
 def passed(value: tuple[OwnValues, str], rank: int) -> torch.Tensor:
@@ -189,7 +196,7 @@ How = Literal["data", "shape", "dtype", "stride", "sizes"]
     needs=("broadcast", "object_collectives"),
     weight=0.6,
 )
-def run_check(local: Passed, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf, stride: StrideOf, how: How):
+def run_check(local: Passed, mesh: DeviceMesh, placements: PlacementsOf, shape: ShapeOf, stride: StrideOf, how: How):
     """from_local with run_check gives replicas the data of the first rank, and refuses local tensors that disagree
     with each other or with the layout."""
     if how == "data":
@@ -200,7 +207,7 @@ def run_check(local: Passed, mesh: DeviceMesh, placements: PlacedAs, shape: Shap
 
 
 @run_check.due
-def _(x: OwnWhole, how, rank: Rank):
+def _(x: OwnFullTensor, how, rank: Rank):
     if how != "data":
         return {"refused": Refused((ValueError, RuntimeError, AssertionError))}
     own = cast("OwnValues", x)
@@ -260,7 +267,7 @@ def _(a, b):
 
 def draw_partition(limits: Limits) -> SearchStrategy[Case]:
     ops = ("sum", "avg", "min", "max")
-    drawn = draws.placed(limits, kinds=("P", "R", "S"), reduce_ops=ops, dtypes=draws.FLOATS)
+    drawn = draws.tensor_cases(limits, kinds=("P", "R", "S"), reduce_ops=ops, dtypes=draws.FLOATS)
     return drawn.filter(lambda case: "P(" in case.text)
 
 
@@ -273,7 +280,7 @@ def draw_partition(limits: Limits) -> SearchStrategy[Case]:
     weight=0.3,
     tier="extended",
 )
-def partition(x: Whole, mesh: DeviceMesh, placements: PlacedAs):
+def partition(x: FullTensor, mesh: DeviceMesh, placements: PlacementsOf):
     """A tensor distributed as contributions to a sum, average, minimum or maximum reduces to itself."""
     return {"contributions": distribute_tensor(x, mesh, placements, src_data_rank=None)}
 

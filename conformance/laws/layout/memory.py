@@ -18,7 +18,14 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws.layout.distribute import DOC
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.tensor_fields import ByRankField, Held, PlacedAs, Whole, global_x, held
+from shardlaw.conformance.laws.shared.tensor_fields import (
+    ByRankField,
+    FullTensor,
+    LocalShard,
+    PlacementsOf,
+    global_x,
+    local_shard,
+)
 from shardlaw.reference.tensors import DTYPES, TensorSpec
 
 # dtypes that few backends carry, by the whole numbers of the same width that stand for their bits
@@ -28,12 +35,12 @@ Declared = Annotated[tuple[str, ...], RankField(lambda here: here.target.dtypes,
 
 
 def draw_dtype(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False)
+    on = draws.meshes(limits, permuted=False)
     usual = [name for name in DTYPES if name not in limits.dtypes]
     declared = st.sampled_from(limits.dtypes)
     common, rare = st.sampled_from([*usual, *usual, *limits.dtypes]), st.sampled_from(list(RARE))
     strange, how = st.sampled_from([False] * 3 + [True]), st.sampled_from(["scatter", "full", "move", "move"])
-    drawn = draws.moved(limits, on=on, kinds=("R", "S"), targets=("R", "S"))
+    drawn = draws.redistribution_cases(limits, on=on, kinds=("R", "S"), targets=("R", "S"))
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
@@ -64,10 +71,10 @@ UNSUPPORTED = ("scalar type", "scalartype", "dtype", "not implemented", "not sup
     members=True,  # a rank outside the mesh has nothing to refuse
 )
 def every_dtype(
-    x: Whole,
-    local: Held,
+    x: FullTensor,
+    local: LocalShard,
     mesh: DeviceMesh,
-    placements: PlacedAs,
+    placements: PlacementsOf,
     to: Placements,
     how: Literal["scatter", "full", "move"],
     declared: Declared,
@@ -119,8 +126,8 @@ def lie(tensor: torch.Tensor, memory: str) -> torch.Tensor:
 
 
 def draw_memory(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False)
-    deep = draws.moved(limits, on=on, kinds=("R", "S"), targets=("R", "S"), dtypes=draws.EXACT)
+    on = draws.meshes(limits, permuted=False)
+    deep = draws.redistribution_cases(limits, on=on, kinds=("R", "S"), targets=("R", "S"), dtypes=draws.EXACT)
     lies, how = st.sampled_from(LIES), st.sampled_from(["keep", "full", "move", "move", "scatter"])
     four = st.tuples(st.sampled_from([2, 3, 1]), *[st.sampled_from([2, 3, 4])] * 3)
 
@@ -158,10 +165,10 @@ def where(tensor: torch.Tensor) -> list[int]:
     needs=("broadcast", "scatter", "all_gather"),
 )
 def memory(
-    x: Whole,
-    local: Annotated[torch.Tensor, ByRankField(rows_alike, held, "x", "memory")],
+    x: FullTensor,
+    local: Annotated[torch.Tensor, ByRankField(rows_alike, local_shard, "x", "memory")],
     mesh: DeviceMesh,
-    placements: PlacedAs,
+    placements: PlacementsOf,
     to: Placements,
     memory: Annotated[str, WordField(LIES)],
     how: Literal["keep", "full", "move", "scatter"],

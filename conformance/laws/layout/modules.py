@@ -22,7 +22,14 @@ from shardlaw.conformance.law.fields import WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.layout.distribute import first_rank
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.tensor_fields import ByRankField, OwnValues, OwnWhole, PlacedAs, Whole, own_values
+from shardlaw.conformance.laws.shared.tensor_fields import (
+    ByRankField,
+    FullTensor,
+    OwnFullTensor,
+    OwnValues,
+    PlacementsOf,
+    own_values,
+)
 from shardlaw.reference import placement as reference
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.tensors import TensorSpec
@@ -58,7 +65,7 @@ class Table(nn.Module):
 
 
 def draw_module(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False)
+    on = draws.meshes(limits, permuted=False)
     hooks, arguments = st.sampled_from(HOOKS), st.sampled_from([3, 3, 2])
     frozen, fn = st.sampled_from([None, None, 1]), st.sampled_from(["some", "some", "some", "none"])
     others = shapes(min_dims=1, max_dims=2)  # of a 0-d tensor a rank outside holds a placeholder with an element
@@ -99,11 +106,11 @@ def draw_module(limits: Limits) -> SearchStrategy[Case]:
     weight=0.6,
 )
 def module(
-    x: OwnWhole,
+    x: OwnFullTensor,
     a: Replicated,
     b: Replicated,
     mesh: DeviceMesh,
-    placements: PlacedAs,
+    placements: PlacementsOf,
     fn: Literal["some", "none"],
     hooks: Literal["none", "input", "output", "both"],
     arguments: int = 3,
@@ -215,7 +222,7 @@ STYLES: dict[str, tuple[reference.Placement, reference.Placement | None]] = {
 
 
 def draw_parallel(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, dims=(1,), tables=False)
+    on = draws.meshes(limits, dims=(1,), permuted=False)
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
@@ -255,10 +262,10 @@ def inputs(width: int) -> torch.Tensor:
     weight=0.5,
 )
 def parallel(
-    x: Whole,
+    x: FullTensor,
     mesh: DeviceMesh,
     style: Literal["colwise", "rowwise", "colwise-embedding", "rowwise-embedding", "pair"],
-    a: Whole | None = None,
+    a: FullTensor | None = None,
 ):
     """Column-wise and row-wise styles shard the weight and bias of a linear or an embedding, and in a row compute the
     same."""

@@ -19,7 +19,7 @@ from shardlaw.conformance.law.due import Global, Of
 from shardlaw.conformance.law.fields import Field, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.tensor_fields import PlacedAs, Whole
+from shardlaw.conformance.laws.shared.tensor_fields import FullTensor, PlacementsOf
 from shardlaw.reference import placement as reference
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
@@ -52,7 +52,7 @@ def draw_strided(limits: Limits) -> SearchStrategy[Case]:
     weight=0.5,
     tier="extended",
 )
-def strided(x: Whole, mesh: DeviceMesh, placements: PlacedAs, how: Literal["distribute", "redistribute"]):
+def strided(x: FullTensor, mesh: DeviceMesh, placements: PlacementsOf, how: Literal["distribute", "redistribute"]):
     """A strided shard of any split factor, whether a shard order has it or not, is cut as it says, and torch knows its
     local shape."""
     whole = [Replicate()] * mesh.ndim
@@ -137,7 +137,10 @@ def cut(x: torch.Tensor, mesh: DeviceMesh, orders: Any) -> torch.Tensor:
     tier="extended",
 )
 def order(
-    x: Whole, mesh: DeviceMesh, placements: PlacedAs, cuts: Annotated[dict[int, Order] | None, OrdersField()] = None
+    x: FullTensor,
+    mesh: DeviceMesh,
+    placements: PlacementsOf,
+    cuts: Annotated[dict[int, Order] | None, OrdersField()] = None,
 ):
     """Where cuts are even, strided shards and the shard order that they write down are one layout, each read from the
     other; other placements are read as no order."""

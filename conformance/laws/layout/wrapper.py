@@ -20,7 +20,15 @@ from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Device, Rank, WordField
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.tensor_fields import Boxed, BoxedOf, Offsets, PlacedAs, ShapeOf, Shards, StrideOf
+from shardlaw.conformance.laws.shared.tensor_fields import (
+    BoxedOf,
+    BoxedTensor,
+    Offsets,
+    PlacementsOf,
+    ShapeOf,
+    Shards,
+    StrideOf,
+)
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placement, Replicate, Shard
 from shardlaw.reference.shards import are_side_by_side
@@ -88,7 +96,7 @@ def handed_out(way: str, **extra: SearchStrategy[Any]) -> Callable[[Limits], Sea
 
 def features_held(case: Case) -> set[str]:
     """Ranks of the mesh that hold several boxes, or none."""
-    held = Boxed.of(case)
+    held = BoxedTensor.of(case)
     counts = [len(held.boxes(rank)) for rank in case.mesh().ranks]
     names = {"several-shards": max(counts) > 1, "shardless": min(counts) == 0}
     return {name for name, holds in names.items() if holds}
@@ -110,7 +118,7 @@ def contents(wrapper: Any) -> dict[str, Any]:
     }
 
 
-def contents_due(x: Boxed, rank: int) -> dict[str, Any]:
+def contents_due(x: BoxedTensor, rank: int) -> dict[str, Any]:
     own = x.boxes(rank)
     size = (*own[0].size[:-1], sum(box.size[-1] for box in own)) if own and are_side_by_side(own) else ...
     listed = [(box.offset, box.size) for box in own]
@@ -141,7 +149,7 @@ def wrapper(
     shards: Shards,
     offsets: Offsets,
     mesh: DeviceMesh,
-    placements: PlacedAs,
+    placements: PlacementsOf,
     shape: ShapeOf,
     stride: StrideOf,
     device: Device,
@@ -269,7 +277,7 @@ def _(x: BoxedOf, op, rank: Rank, requires_grad=False):
     own = x.boxes(rank)
     full = {"copy": x.full.to(torch.complex64), "new_empty": torch.zeros_like(x.full)}.get(op, x.full)
     return {
-        "contents": contents_due(Boxed(full, x.mesh, x.shards), rank),
+        "contents": contents_due(BoxedTensor(full, x.mesh, x.shards), rank),
         "shared": op in ("detach", "view") if own else ...,
         "equal": [True, False, False, False] if op == "equal" else None,
         "requires_grad": Of([False] * len(own)) if op == "detach" else ...,

@@ -39,7 +39,9 @@ MORE = ("1x1", "2@0,3", "2@1,3", "2@2,3", "1@2", "3@1,2,3", "3@0,2,3", "1x2@1,2"
 def all_meshes(limits: Limits) -> list[Mesh]:
     """Every mesh of the palette and more, each once, the plainest first."""
     further = [mesh for mesh in map(Mesh.parse, MORE) if max(mesh.ranks) < limits.world_size]
-    return list(dict.fromkeys([*draws.meshes(limits, outside=False, tables=False), *further, *draws.meshes(limits)]))
+    return list(
+        dict.fromkeys([*draws.meshes(limits, submeshes=False, permuted=False), *further, *draws.meshes(limits)])
+    )
 
 
 def ascending(limits: Limits) -> list[Mesh]:

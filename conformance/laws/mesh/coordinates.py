@@ -104,7 +104,7 @@ def _(mesh, rank: Rank):
 
 
 def draw_equality(limits: Limits) -> SearchStrategy[Case]:
-    few = st.sampled_from(list(dict.fromkeys(draws.meshes(limits, least=2))))
+    few = st.sampled_from(list(dict.fromkeys(draws.meshes(limits, min_size=2))))
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:

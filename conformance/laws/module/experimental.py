@@ -53,7 +53,7 @@ BESIDE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def draw_implicit(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, outside=False, tables=False, least=2)
+    on = draws.meshes(limits, submeshes=False, permuted=False, min_size=2)
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
@@ -161,8 +161,8 @@ def draw_registered(limits: Limits) -> SearchStrategy[Case]:
         ndim = len(layout.shape)
         return {"dim": draw(st.integers(-ndim, ndim - 1)), "by": draw(st.sampled_from([None, "name"]))}
 
-    on = draws.meshes(limits, outside=False, tables=False, least=2)
-    drawn = draws.placed(limits, kinds=("R", "S", "S", "P"), min_dims=1, on=on, extra=extra)
+    on = draws.meshes(limits, submeshes=False, permuted=False, min_size=2)
+    drawn = draws.tensor_cases(limits, kinds=("R", "S", "S", "P"), min_dims=1, on=on, extra=extra)
     return drawn.filter(lambda case: 0 not in case.tensor("x").shape)
 
 

@@ -23,7 +23,7 @@ from shardlaw.conformance.law.program.parse import Program as Steps
 from shardlaw.conformance.law.program.parse import plain_run_context
 from shardlaw.conformance.laws.op.forward import text_of
 from shardlaw.conformance.laws.op.results import Result, plain_of, replicated, specs, unless
-from shardlaw.conformance.laws.shared.draws import First, Listed
+from shardlaw.conformance.laws.shared.draws import Chained, LazyCases
 from shardlaw.reference import placement as reference
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.notation import NotationError
@@ -254,18 +254,18 @@ def op_backward(op: Op) -> Law:
         control=text_of(case_of(plainest(op))),
         draw=lambda limits: cases_of(gradient_samples(op, world_size=limits.world_size)),
         draws=DRAWS,
-        sweep=lambda limits: Listed(
-            First(unusual_gradient(op, limits.world_size), GradientSweep(op, limits.world_size)), case_of
+        sweep=lambda limits: LazyCases(
+            Chained(unusual_gradient(op, limits.world_size), GradientSweep(op, limits.world_size)), case_of
         ),
         sweeps=1 + (LIGHT_SWEEPS if op.light else SWEEPS),
         seconds=SECONDS.get(op.name, 0.0),
     )
 
 
-def corners(limits: Limits) -> Listed[Backward]:
+def corners(limits: Limits) -> LazyCases[Backward]:
     """The programs of a table, and one on each of many grounds, those that have ranks enough."""
     found = [*corner_gradients(), *enumerate_gradient_programs(limits.most)]
-    return Listed([drawn for drawn in found if max(drawn.sample.mesh.ranks) < limits.most], case_of)
+    return LazyCases([drawn for drawn in found if max(drawn.sample.mesh.ranks) < limits.most], case_of)
 
 
 program_backward = gradient_law(

@@ -19,7 +19,7 @@ from shardlaw.conformance.laws.op.results import (
     unless,
     without_pending,
 )
-from shardlaw.conformance.laws.shared.draws import First, Listed
+from shardlaw.conformance.laws.shared.draws import Chained, LazyCases
 from shardlaw.strategies.op_catalogue import OPS
 from shardlaw.strategies.op_draws import op_samples, samples_no_larger, unusual_samples
 from shardlaw.strategies.op_sweep import Sweep, plainest
@@ -56,9 +56,9 @@ def cases_of(samples: SearchStrategy[Sample]) -> SearchStrategy[Case]:
     return st.tuples(samples, st.integers(0, 3)).map(lambda drawn: case_of(*drawn))
 
 
-def listed(samples: Sequence[Sample], limits: Limits) -> Listed[Sample]:
+def listed(samples: Sequence[Sample], limits: Limits) -> LazyCases[Sample]:
     """The cases of those ``samples`` that have ranks enough."""
-    return Listed([sample for sample in samples if max(sample.mesh.ranks) < limits.most], case_of)
+    return LazyCases([sample for sample in samples if max(sample.mesh.ranks) < limits.most], case_of)
 
 
 def narrowed(op: Op, case: Case) -> SearchStrategy[Case]:
@@ -80,8 +80,8 @@ def forward(op: Op) -> Law:
         control=text_of(case_of(plainest(op))),
         draw=lambda limits: cases_of(op_samples(op, world_size=limits.world_size, dtypes=limits.dtypes)),
         draws=LIGHT_DRAWS if op.light else DRAWS,
-        sweep=lambda limits: Listed(
-            First(unusual_samples(op, odds, limits.world_size, limits.dtypes), Sweep(op, limits.world_size)), case_of
+        sweep=lambda limits: LazyCases(
+            Chained(unusual_samples(op, odds, limits.world_size, limits.dtypes), Sweep(op, limits.world_size)), case_of
         ),
         sweeps=odds + min(LIGHT_SWEEPS if op.light else 2 * len(op.variants) + MORE_SWEEPS, MOST_SWEEPS),
         narrow=lambda case: narrowed(op, case),

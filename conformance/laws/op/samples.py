@@ -22,7 +22,7 @@ from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.op import backward, opinfo
 from shardlaw.conformance.laws.op.forward import DTENSOR, VALUE, case_of, narrowed, text_of
 from shardlaw.conformance.laws.op.results import result, result_due, specs
-from shardlaw.conformance.laws.shared.draws import Listed
+from shardlaw.conformance.laws.shared.draws import LazyCases
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies.op_gradients import Backward, GradientSweep
 from shardlaw.strategies.op_sweep import SQUARE, Sweep, row_sample
@@ -39,12 +39,12 @@ class Sampled(Sequence[Case]):
     """Cases of one op: the ``first`` ones, and those made of its samples, which are read when one of them is asked
     for."""
 
-    def __init__(self, first: Sequence[Case], read: Callable[[], Listed]) -> None:  # type: ignore[type-arg]
+    def __init__(self, first: Sequence[Case], read: Callable[[], LazyCases]) -> None:  # type: ignore[type-arg]
         self._first = first
         self._read = read
 
     @cached_property
-    def _rest(self) -> Listed:  # type: ignore[type-arg]
+    def _rest(self) -> LazyCases:  # type: ignore[type-arg]
         return self._read()
 
     def __len__(self) -> int:
@@ -92,11 +92,11 @@ def smaller(case: Case) -> SearchStrategy[Case]:
 
 
 def forward(control: Case, name: str) -> Law:
-    def read(limits: Limits) -> Listed[Sample]:
+    def read(limits: Limits) -> LazyCases[Sample]:
         found = opinfo.read(name)
         if not found.variants:
             raise TorchMovedError(f"no samples: {found.reason}")
-        return Listed(Sweep(opinfo.op_of(name, found.variants), limits.world_size), case_of)
+        return LazyCases(Sweep(opinfo.op_of(name, found.variants), limits.world_size), case_of)
 
     made = law(
         control.law,
@@ -114,12 +114,12 @@ def forward(control: Case, name: str) -> Law:
 
 
 def op_backward(control: Case, name: str) -> Law:
-    def read(limits: Limits) -> Listed[Backward]:
+    def read(limits: Limits) -> LazyCases[Backward]:
         found = opinfo.read(name)
         if not found.gradients:
             raise TorchMovedError(f"no samples that have gradients: {found.reason or 'not in the installed torch'}")
         sweep = GradientSweep(opinfo.op_of(name, found.variants), limits.world_size, dict(found.gradients))
-        return Listed(sweep, backward.case_of)
+        return LazyCases(sweep, backward.case_of)
 
     return backward.gradient_law(
         control.law,

@@ -67,7 +67,7 @@ def model_cases(
     parameters. ``plain``: no sub-meshes and no strided shards."""
 
     def draw_of(limits: Limits) -> SearchStrategy[Case]:
-        mesh_palette = meshes(limits, tables=False, outside=not plain)
+        mesh_palette = meshes(limits, permuted=False, submeshes=not plain)
         kinds = ("R", "S") if plain else ("R", "S", "_S")
 
         @st.composite

@@ -38,8 +38,8 @@ def attempts(
     reader: Reader,
     folder: Folder,
 ):
-    """load_sharded_optimizer_state_dict refuses unreadable or unflattened metadata on every rank, loads tensors outside
-    of parameters' states in chunks of rows, uses the given planner, and warns that it is deprecated."""
+    """load_sharded_optimizer_state_dict refuses metadata that it cannot read on every rank, uses the given planner,
+    warns that it is deprecated, and loads tensors outside of parameters' states in chunks of rows."""
     planners: list[Any] = []
 
     class RecordingPlanner(DefaultLoadPlanner):

@@ -70,7 +70,9 @@ def _():
 def draw_bits(limits: Limits) -> st.SearchStrategy[Case]:
     kinds = ("R", "S", "_S")
     some = {"as": st.sampled_from([dtype for dtype in BITS if dtype in limits.dtypes])}
-    moved = draws.moved(limits, on=draws.meshes(limits, tables=False), kinds=kinds, targets=kinds, extra=some)
+    moved = draws.redistribution_cases(
+        limits, on=draws.meshes(limits, permuted=False), kinds=kinds, targets=kinds, extra=some
+    )
     return st.builds(with_bits, moved, st.sampled_from(("edges", "edges", "wide")))
 
 

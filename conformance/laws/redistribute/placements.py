@@ -25,8 +25,8 @@ def moving(
     """Redistributions from and to placements of these kinds."""
 
     def draw(limits: Limits) -> st.SearchStrategy[Case]:
-        on = draws.meshes(limits, tables=tables)
-        return draws.moved(limits, on=on, kinds=kinds, targets=kinds, dtypes=limits.dtypes, **options)
+        on = draws.meshes(limits, permuted=tables)
+        return draws.redistribution_cases(limits, on=on, kinds=kinds, targets=kinds, dtypes=limits.dtypes, **options)
 
     return draw
 
@@ -35,8 +35,8 @@ def to_elements(dims: tuple[int, ...] = (1, 2, 3), **options: Any) -> Callable[[
     """Redistributions to replicas and shards, on meshes that ascend."""
 
     def draw(limits: Limits) -> st.SearchStrategy[Case]:
-        plain = {"on": draws.meshes(limits, dims=dims, tables=False), "kinds": ("R", "S", "P"), "targets": ("R", "S")}
-        return draws.moved(limits, **{**plain, **options})
+        plain = {"on": draws.meshes(limits, dims=dims, permuted=False), "kinds": ("R", "S", "P"), "targets": ("R", "S")}
+        return draws.redistribution_cases(limits, **{**plain, **options})
 
     return draw
 
@@ -66,7 +66,7 @@ def _(x: Global, to, rank: Rank):
     control="mesh=2x2 x=5x6:S(0),S(1) via=S(1),R to=S(0),S(0)",
     draw=moving(tables=False, via=True),
     draws=160,
-    sweep=draws.out_of_order("S(0)", via="R", to="S(1)"),
+    sweep=draws.permuted_mesh_cases("S(0)", via="R", to="S(1)"),
     sweeps=3,
     weight=1.5,
 )
@@ -87,7 +87,7 @@ def _(x: Global, via, to):
     control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(0)",
     draw=moving(kinds=("R", "S", "_S"), tables=False),
     draws=120,
-    sweep=draws.out_of_order("S(1)", to="S(0)"),
+    sweep=draws.permuted_mesh_cases("S(1)", to="S(0)"),
     sweeps=3,
     weight=1.2,
 )
@@ -116,8 +116,8 @@ def moving_law(id: str, clause: str, source: str = DOC, **record: Any) -> Law:
 
 
 def draw_same(limits: Limits) -> st.SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False)
-    return draws.placed(limits, on=on, kinds=("R", "S", "_S", "P"), reduce_ops=("sum", "max", "avg"))
+    on = draws.meshes(limits, permuted=False)
+    return draws.tensor_cases(limits, on=on, kinds=("R", "S", "_S", "P"), reduce_ops=("sum", "max", "avg"))
 
 
 @law(
@@ -126,7 +126,7 @@ def draw_same(limits: Limits) -> st.SearchStrategy[Case]:
     control="mesh=2x2 x=5x6:S(0),P(sum)",
     draw=draw_same,
     draws=60,
-    sweep=draws.out_of_order("S(0)"),
+    sweep=draws.permuted_mesh_cases("S(0)"),
     sweeps=3,
     weight=0.4,
 )
@@ -144,8 +144,8 @@ def _(x: Global):
 
 def draw_full(limits: Limits) -> st.SearchStrategy[Case]:
     ops = ("sum", "max", "avg", "min", "product")
-    on, kinds = draws.meshes(limits, tables=False), ("R", "S", "_S", "P")
-    return draws.placed(limits, on=on, kinds=kinds, reduce_ops=ops, memories=("plain", "transposed"))
+    on, kinds = draws.meshes(limits, permuted=False), ("R", "S", "_S", "P")
+    return draws.tensor_cases(limits, on=on, kinds=kinds, reduce_ops=ops, memories=("plain", "transposed"))
 
 
 @law(
@@ -154,7 +154,7 @@ def draw_full(limits: Limits) -> st.SearchStrategy[Case]:
     control="mesh=2x2 x=5x6:S(0),P(sum)",
     draw=draw_full,
     draws=150,
-    sweep=draws.out_of_order("S(0)"),
+    sweep=draws.permuted_mesh_cases("S(0)"),
     sweeps=3,
     weight=1.2,
 )
@@ -179,7 +179,7 @@ def _(x: Global, rank: Rank):
     control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(1)",
     draw=moving(tables=False),
     draws=70,
-    sweep=draws.out_of_order("S(0)", to="R"),
+    sweep=draws.permuted_mesh_cases("S(0)", to="R"),
     sweeps=3,
     weight=0.8,
 )

@@ -210,7 +210,7 @@ BEFORE = {
 
 
 def draw_bystander(limits: Limits) -> st.SearchStrategy[Case]:
-    on = draws.meshes(limits, dims=(2, 3), outside=False, tables=False)
+    on = draws.meshes(limits, dims=(2, 3), submeshes=False, permuted=False)
 
     def seen(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         pairs = ["a,b", *(["b,c", "a,c", "a,b,c"] if layout.mesh.ndim > 2 else [])]
@@ -220,7 +220,7 @@ def draw_bystander(limits: Limits) -> st.SearchStrategy[Case]:
             "before": draw(st.sampled_from(["none", *BEFORE])),
         }
 
-    return draws.moved(limits, on=on, targets=("R", "S", "_S"), extra=seen)
+    return draws.redistribution_cases(limits, on=on, targets=("R", "S", "_S"), extra=seen)
 
 
 # shards gathered, and reductions done, along two mesh dims that have been flattened
@@ -240,7 +240,7 @@ MOVES = (*(f"{shape}:{move}" for shape in ("4x4", "5x3") for move in FLATTENED),
     draws=84,
     sweep=texts(*(f"mesh=2x2 x={move} flatten=a,b before=none" for move in MOVES)),
     sweeps=12,
-    narrow=draws.narrowed,
+    narrow=draws.with_smaller_tensor,
     needs=("subgroups",),
     weight=2.0,
 )
@@ -299,7 +299,7 @@ def draw_cast(draw: st.DrawFn, limits: Limits) -> Case:
     source=f"{DOC} (forward_dtype)",
     control="mesh=2 x=5x6:S(0) to=R dtype=float64",
     draw=draw_cast,
-    sweep=draws.out_of_order("S(0)", to="R", dtype="float64"),
+    sweep=draws.permuted_mesh_cases("S(0)", to="R", dtype="float64"),
     sweeps=3,
     draws=28,
     weight=0.4,

@@ -21,7 +21,7 @@ from shardlaw.conformance.law.due import Alike, Claimed, Global, Of
 from shardlaw.conformance.law.fields import Seed, TensorField, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.tensor_fields import Held, PlacedAs, ShapeOf, StrideOf
+from shardlaw.conformance.laws.shared.tensor_fields import LocalShard, PlacementsOf, ShapeOf, StrideOf
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Replicate
 from shardlaw.reference.tensors import TensorSpec, dense
@@ -73,7 +73,7 @@ class ChancesField(TensorField):
 
 
 def inside(limits: Limits) -> list[Mesh]:
-    return draws.meshes(limits, outside=False, tables=False, least=2)
+    return draws.meshes(limits, submeshes=False, permuted=False, min_size=2)
 
 
 def features_random(case: Case) -> set[str]:
@@ -198,7 +198,7 @@ def draw_dropout(limits: Limits) -> SearchStrategy[Case]:
         spec = case.tensor("x")
         return case.with_fields(x=TensorSpec(spec.shape, spec.placements, "float32", "positive"))
 
-    return draws.placed(limits, on=inside(limits), kinds=("R", "S", "_S"), min_dims=1).map(positive)
+    return draws.tensor_cases(limits, on=inside(limits), kinds=("R", "S", "_S"), min_dims=1).map(positive)
 
 
 @law(
@@ -211,7 +211,9 @@ def draw_dropout(limits: Limits) -> SearchStrategy[Case]:
     refusal="allowed",
     weight=0.2,
 )
-def dropout(local: Held, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf, stride: StrideOf, seed: Seed):
+def dropout(
+    local: LocalShard, mesh: DeviceMesh, placements: PlacementsOf, shape: ShapeOf, stride: StrideOf, seed: Seed
+):
     """Dropout drops or scales each element, keeps the layout, and lets the gradient through where one was kept."""
     local.requires_grad_()
     x = DTensor.from_local(local, mesh, placements, shape=shape, stride=stride)
@@ -249,7 +251,7 @@ def repeated(whole: torch.Tensor, mesh: DeviceMesh, placements: Any) -> list[Any
     source=f"{DOC}, docstrings of is_rng_supported_mesh and OffsetBasedRNGTracker",
     control="mesh=2 x=8x3:S(0)",
     features=features_random,
-    draw=lambda limits: draws.placed(limits, on=inside(limits), kinds=("R", "S"), min_dims=1),
+    draw=lambda limits: draws.tensor_cases(limits, on=inside(limits), kinds=("R", "S"), min_dims=1),
     draws=12,
     needs=("all_gather",),
     weight=0.1,

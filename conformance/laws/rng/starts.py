@@ -24,7 +24,7 @@ from shardlaw.conformance.law.fields import Device, MeshTable, Seed, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.rng.numbers import DOC, inside
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.tensor_fields import DtypeOf, GlobalOf, PlacedAs, ShapeOf, StrideOf
+from shardlaw.conformance.laws.shared.tensor_fields import DtypeOf, GlobalOf, PlacementsOf, ShapeOf, StrideOf
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Coord
 from shardlaw.reference.placement import shard_dim
@@ -34,7 +34,7 @@ from shardlaw.strategies.placements import placements
 
 
 def draw_seed(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False)
+    on = draws.meshes(limits, permuted=False)
     return st.builds(lambda mesh, to: fields(mesh=mesh, to=to), st.sampled_from(on), st.integers(2, 60))
 
 
@@ -176,11 +176,15 @@ def same_shard(layout: Layout, one: Coord, other: Coord) -> bool:
     # shards of one or two elements, and of a dim that two mesh dims shard, which few draws have
     sweep=texts("mesh=3 x=5:S(0)", "mesh=4 x=2x4:S(1)", "mesh=2x2 x=8x3:S(0),S(0)", "mesh=2x2 x=3x8:S(1),S(1)"),
     sweeps=4,
-    draw=lambda limits: draws.placed(limits, on=draws.meshes(limits, outside=False), kinds=("R", "S"), min_dims=1),
+    draw=lambda limits: draws.tensor_cases(
+        limits, on=draws.meshes(limits, submeshes=False), kinds=("R", "S"), min_dims=1
+    ),
     draws=40,
     weight=0.2,
 )
-def offsets(mesh: MeshTable, placements: PlacedAs, shape: ShapeOf, stride: StrideOf, dtype: DtypeOf, device: Device):
+def offsets(
+    mesh: MeshTable, placements: PlacementsOf, shape: ShapeOf, stride: StrideOf, dtype: DtypeOf, device: Device
+):
     """Numbers of different shards start at different places of the generator, in the order in which they lie, of
     replicas at one; all ranks go on alike."""
     table, starts, states = torch.tensor(mesh), {}, {}

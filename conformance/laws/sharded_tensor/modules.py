@@ -69,8 +69,8 @@ def sharded_module(
     src: int = 0,
     group: Group = None,
 ):
-    """shard_module shards a parameter by its plan, with the values of the source rank; the output is resharded or made
-    local as the plan says, the full state can be read, and a sharder's module replaces the original."""
+    """shard_module shards a parameter, with the values of the source rank, and the module's outputs as its plan says; a
+    sharder's module replaces the original."""
 
     class WrappingSharder(compat.shard_api.Sharder):  # type: ignore[misc]
         def shard(self, module: nn.Module) -> nn.Module:

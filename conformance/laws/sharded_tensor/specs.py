@@ -122,7 +122,7 @@ def _(x, spec, src, group, rank: Rank):
     draws=40,
 )
 def local_shards(x: FullTensor, boxes: OwnBoxes, rank: Rank, group: Group = None):
-    """Local shards in boxes that tile a tensor become that sharded tensor, and its spec has the same boxes."""
+    """init_from_local_shards accepts local shards in any boxes that tile a tensor, and its spec has these boxes."""
     sharded = from_boxes(x, boxes, rank, group)
     return {**describe(sharded), "spec": spec_boxes(sharded)}
 
@@ -220,7 +220,7 @@ def _(x, boxes, rank, how):
     draws=60,
 )
 def gathered(x: FullTensor, boxes: OwnBoxes, rank: Rank, dst: int = 0, how: Word = "plain", group: Group = None):
-    """gather writes the full tensor, bit for bit, into ``out`` on the destination rank."""
+    """gather writes the full tensor, bit for bit, into the output tensor of the destination rank."""
     sharded = from_boxes(x, boxes, rank, group)
     out = torch.zeros_like(x) if dist.get_rank(group) == dst else None
     options: dict[str, Any] = {"plain": {}, "dtype": {"dtype": x.dtype}, "enforced": {"enforce_dtype": True}}
