@@ -90,8 +90,8 @@ RESUMED = (
     **sweep_record(*RESUMED, untried=1),
 )
 def resumed(tensors: Tensors, others: Poisoned, rank: Rank, how: How = (), since: Since = "trained"):
-    """set_optimizer_state_dict restores exactly the saved state, whichever parameters were frozen before the save or are
-    now, and whether or not the optimizers know their names."""
+    """set_optimizer_state_dict restores exactly the saved state, whichever parameters were frozen before the save, or
+    are now, and whether or not the optimizers know their names."""
     net = Net(tensors)
     optimizer, last = make_optimizer(net, RATES, since, since == "unnamed"), [*net.parameters()][-1]
     last.requires_grad_(since != "untrained")
