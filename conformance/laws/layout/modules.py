@@ -40,7 +40,7 @@ DOC = "torch.distributed.tensor docs, distribute_module"
 HOOKS = ("none", "input", "output", "both")
 Replicated = Annotated[
     torch.Tensor,
-    ByRankField(lambda case, name: replace(own_values(case, name), step=7), OwnValues.whole),
+    ByRankField(lambda case, name: replace(own_values(case, name), step=7), OwnValues.full),
 ]
 
 

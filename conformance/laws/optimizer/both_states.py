@@ -143,10 +143,9 @@ def transfer_states(
 
 
 def due_transfer(tensors, others, rank: Rank, how, with_, groups, opt):
-    parameters, hollow, deep = [*optimized_values(tensors, with_)], "last" if "hollow" in with_ else None, opt == "deep"
-    rates = saved_rates(parameters, groups, hollow)
-    due_optimizer = keeps(values_with_grads(others, with_), rates, deep=deep)
-    full = is_full_state(how)
+    parameters, hollow = [*optimized_values(tensors, with_)], "last" if "hollow" in with_ else None
+    rates, full = saved_rates(parameters, groups, hollow), is_full_state(how)
+    due_optimizer = keeps(values_with_grads(others, with_), rates, deep=opt == "deep")
     extra = {"_extra_state": Of(EXTRA, "wrong-value")} if "extra" in with_ else None
     saved = by_state_name(dense(tensors) if full else tensors, with_, extra)
     names = due_optimizer_names(due_optimizer, parameters, rates, how, groups, hollow)
@@ -169,17 +168,14 @@ def due_tensors(values: Mapping[str, Any], traits: Sequence[str]) -> dict[str, A
 
 
 def due_optimizer_names(
-    due_optimizer: Any, parameters: list[str], rates: list[float], how: Sequence[str], groups: str, hollow: str | None
+    due: Any, parameters: list[str], rates: list[float], how: Sequence[str], groups: str, hollow: str | None
 ) -> dict[str, Any]:
-    grouped_names = grouped(parameters, groups, hollow)
+    """The due result of :func:`optimizer_state_names`; ``due`` is that of the optimizer's contents."""
+    paths = grouped(parameters, groups, hollow)
     if "flat" not in how:
-        return {"names": Of(sorted(due_optimizer["averages"])), "groups": Of(grouped_names)}
-    names = [
-        f"state.{path}.{key}" for path, averages in due_optimizer["averages"].items() for key in ("step", *averages)
-    ]
-    by_name = {
-        f"param_groups.{path}.lr": rate for group, rate in zip(grouped_names, rates, strict=True) for path in group
-    }
+        return {"names": Of(sorted(due["averages"])), "groups": Of(paths)}
+    names = [f"state.{path}.{key}" for path, averages in due["averages"].items() for key in ("step", *averages)]
+    by_name = {f"param_groups.{path}.lr": rate for group, rate in zip(paths, rates, strict=True) for path in group}
     return {"names": Of(sorted(names)), "rates": by_name}
 
 

@@ -173,25 +173,25 @@ def draw_states(limits: Limits) -> SearchStrategy[Case]:
         save_ranks, load_ranks = draw(st.sampled_from(sizes)), draw(st.sampled_from(sizes))
         ways = [(*WAYS, "both", "both") if size % 2 == 0 else WAYS for size in (save_ranks, load_ranks)]
         way, way_load = (draw(st.sampled_from(choices)) for choices in ways)
-        found: dict[str, Any] = {**world_fields(save_ranks, load_ranks)}
+        case_fields: dict[str, Any] = {**world_fields(save_ranks, load_ranks)}
         names = "abc"[: draw(st.sampled_from((2, 3, 1)))]
         for name in names:
             shape = draw(shapes(min_dims=1, max_dims=2, min_size=1))
-            found[name] = TensorSpec(shape, None, "float32", "small")
-        found |= {"way": way, "way__load": None if way_load == way else way_load}
-        found["flat"] = draw(st.sampled_from((None, None, "yes")))
-        found["groups"] = draw(st.sampled_from((None, "one", "back")))
-        if found["groups"] != "one":
-            found["groups__load"] = draw(st.sampled_from((None, None, "back", "each")))
-        found["offload"] = draw(st.sampled_from((None, None, None, "yes")))
+            case_fields[name] = TensorSpec(shape, None, "float32", "small")
+        case_fields |= {"way": way, "way__load": None if way_load == way else way_load}
+        case_fields["flat"] = draw(st.sampled_from((None, None, "yes")))
+        case_fields["groups"] = draw(st.sampled_from((None, "one", "back")))
+        if case_fields["groups"] != "one":
+            case_fields["groups__load"] = draw(st.sampled_from((None, None, "back", "each")))
+        case_fields["offload"] = draw(st.sampled_from((None, None, None, "yes")))
         oddity = draw(st.integers(0, 5)) if len(names) > 1 and "fsdp1" not in (way, way_load) else 0
-        if oddity == 5 and found["flat"] is None:
-            found["unused"] = names[-1]
+        if oddity == 5 and case_fields["flat"] is None:
+            case_fields["unused"] = names[-1]
         if oddity == 4:
-            found["frozen"] = names[-1]
-        if oddity in (2, 3) and found["flat"] is None:
-            found["hollow"] = "last"
-        return fields(**found, seed=draw(st.integers(0, 9)) or None)
+            case_fields["frozen"] = names[-1]
+        if oddity in (2, 3) and case_fields["flat"] is None:
+            case_fields["hollow"] = "last"
+        return fields(**case_fields, seed=draw(st.integers(0, 9)) or None)
 
     return case()
 

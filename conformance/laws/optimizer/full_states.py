@@ -69,24 +69,19 @@ def model_cases(
     def draw_of(limits: Limits) -> SearchStrategy[Case]:
         mesh_palette = meshes(limits, permuted=False, submeshes=not plain)
         kinds = ("R", "S") if plain else ("R", "S", "_S")
+        dtypes = ("float32", "float32", "float64") if floats else ("float32", "float64", "bfloat16", "int64")
 
         @st.composite
         def case(draw: st.DrawFn) -> Case:
             mesh = draw(st.sampled_from(mesh_palette))
-            found: dict[str, Any] = {"mesh": mesh}
+            case_fields: dict[str, Any] = {"mesh": mesh}
             for name in "xab"[: draw(st.integers(min_tensors, 3))]:
-                shape = draw(shapes())
-                allowed = kinds if shape else ("R",)
-                dtype = draw(
-                    st.sampled_from(
-                        ("float32", "float32", "float64") if floats else ("float32", "float64", "bfloat16", "int64")
-                    )
-                )
-                tensor_placements = draw(placements(mesh, len(shape), kinds=allowed))
-                found[name] = TensorSpec(shape, tensor_placements, dtype, "small" if floats else "distinct")
+                shape, dtype = draw(shapes()), draw(st.sampled_from(dtypes))
+                chosen = draw(placements(mesh, len(shape), kinds=kinds if shape else ("R",)))
+                case_fields[name] = TensorSpec(shape, chosen, dtype, "small" if floats else "distinct")
             if choices:
-                found[field] = draw(st.sampled_from(choices))
-            return fields(**found, seed=draw(st.integers(0, 9)) or None)
+                case_fields[field] = draw(st.sampled_from(choices))
+            return fields(**case_fields, seed=draw(st.integers(0, 9)) or None)
 
         return case()
 

@@ -72,11 +72,8 @@ class Net(Model):
     values."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], traits: Collection[str] = (), other: bool = False) -> None:
-        frozen_names, inner = (
-            frozen(tensors) if "frozen" in traits else (),
-            ExtraStateModule() if "extra" in traits else None,
-        )
-        super().__init__(tensors, frozen_names, inner)
+        inner = ExtraStateModule() if "extra" in traits else None
+        super().__init__(tensors, frozen(tensors) if "frozen" in traits else (), inner)
         first = next(iter(tensors))
         if inner is not None:
             inner.extra = dict(OTHER_EXTRA if other else EXTRA)
@@ -110,16 +107,13 @@ def by_state_name(
     first = next(iter(tensors.values()))
     entries = {**in_model(tensors), **{f"inner.{name}": value for name, value in (inner_entries or {}).items()}}
     if "same" in traits:
-        entries |= {
-            path.replace("inner.", "outer.again."): value
-            for path, value in entries.items()
-            if path.startswith("inner.")
-        }
-    return (
-        entries
-        | ({"head.weight": first} if "tied" in traits else {})
-        | ({"kept.weight": first} if "renamed" in traits else {})
-    )
+        inner_names = [path for path in entries if path.startswith("inner.")]
+        entries |= {path.replace("inner.", "outer.again."): entries[path] for path in inner_names}
+    if "tied" in traits:
+        entries["head.weight"] = first
+    if "renamed" in traits:
+        entries["kept.weight"] = first
+    return entries
 
 
 INNER_WRAPS = {

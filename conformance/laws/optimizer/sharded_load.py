@@ -84,20 +84,20 @@ def optimizer_tensor_cases(
         def case(draw: st.DrawFn) -> Case:
             world = draw(st.sampled_from(sizes))
             shape = draw(shapes(min_dims=1, max_dims=3))
-            drawn: dict[str, Any] = {"world": world}
+            case_fields: dict[str, Any] = {"world": world}
             if groups and world == 4 and draw(st.integers(0, 1)):
-                drawn["axis"] = draw(st.sampled_from((0, 1)))
+                case_fields["axis"] = draw(st.sampled_from((0, 1)))
             if part:
-                drawn["part"] = format_boxes([draw(slab_boxes(shape))])
-            drawn["x"] = TensorSpec(shape, None, draw(dtypes(limits)))
+                case_fields["part"] = format_boxes([draw(slab_boxes(shape))])
+            case_fields["x"] = TensorSpec(shape, None, draw(dtypes(limits)))
             if saved:
                 count = draw(st.sampled_from([size for size in (2, 3, 1) if size <= limits.world_size]))
-                drawn["save"] = draw(checkpoints.sharding_texts(shape, tuple(range(count))))
-                drawn |= checkpoints.world_fields(count, world)
-                drawn["ids"] = draw(st.sampled_from((None, None, "numbers")))
+                case_fields["save"] = draw(checkpoints.sharding_texts(shape, tuple(range(count))))
+                case_fields |= checkpoints.world_fields(count, world)
+                case_fields["ids"] = draw(st.sampled_from((None, None, "numbers")))
             if chunks:
-                drawn["chunks"] = format_boxes(draw(tilings(shape))[1])
-            return fields(**drawn, seed=draw(st.integers(0, 9)) or None)
+                case_fields["chunks"] = format_boxes(draw(tilings(shape))[1])
+            return fields(**case_fields, seed=draw(st.integers(0, 9)) or None)
 
         return case()
 
@@ -142,9 +142,9 @@ def offsets(x: FullTensor, part: BoxOfX, chunks: BoxesOfX):
 
 @offsets.due
 def _(x, part, chunks, rank: Rank, world: WorldSize):
-    own, whole = part_chunks(part, tuple(range(world)), rank), Box.whole(tuple(x.shape))
+    own, full_box = part_chunks(part, tuple(range(world)), rank), Box.whole(tuple(x.shape))
     shifted = [shift_box(box, part.offset) for box in own]
-    items = {"s": (shifted, part_items(chunks, part, own)), "p": ([whole], part_items(chunks, whole, [whole]))}
+    items = {"s": (shifted, part_items(chunks, part, own)), "p": ([full_box], part_items(chunks, full_box, [full_box]))}
 
     def reads(boxes, items):
         return sorted(

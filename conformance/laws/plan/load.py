@@ -125,8 +125,8 @@ def uncovered(shape: Shape, chunks: Boxes):
 
 @uncovered.due
 def _(shape, chunks):
-    whole = Of([], "wrong-error")
-    return {"unread": Either((Refused(REFUSALS), whole)) if tiling_errors(shape, chunks) else whole}
+    nothing = Of([], "wrong-error")
+    return {"unread": Either((Refused(REFUSALS), nothing)) if tiling_errors(shape, chunks) else nothing}
 
 
 # Refusals

@@ -195,12 +195,12 @@ def draw_trips(limits: Limits) -> SearchStrategy[Case]:
         shape = draw(shapes(min_dims=1))
         load, world_load, group_load = draw(end(shape, in_groups))
         save, world_save, group = draw(end(shape, in_groups))
-        drawn: dict[str, Any] = {**world_fields(world_save, world_load)}
-        drawn |= {"group": group, "group__load": group_load, "x": TensorSpec(shape, None, draw(dtypes(limits)))}
-        drawn |= {"save": save, "load": load, "threads": draw(st.sampled_from((None, None, 2, 4)))}
+        case_fields: dict[str, Any] = {**world_fields(world_save, world_load)}
+        case_fields |= {"group": group, "group__load": group_load, "x": TensorSpec(shape, None, draw(dtypes(limits)))}
+        case_fields |= {"save": save, "load": load, "threads": draw(st.sampled_from((None, None, 2, 4)))}
         if save[0] in "c0123456789" and load[0] in "c0123456789" and draw(st.integers(0, 2)) == 2:
-            drawn["hook"] = "yes"
-        return fields(**drawn, seed=draw(st.integers(0, 9)) or None)
+            case_fields["hook"] = "yes"
+        return fields(**case_fields, seed=draw(st.integers(0, 9)) or None)
 
     return case()
 

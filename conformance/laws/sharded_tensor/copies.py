@@ -297,11 +297,11 @@ def call_matches(types: Any, received: Any, kwargs: Any, group: Any, args: Any, 
 @custom.due
 def _(by, group, world: WorldSize):
     ranks = list(range(world)) if group is None else group
-    called = [True, [True, True, Of(True), Of(ranks)]]
+    due_call = [True, [True, True, Of(True), Of(ranks)]]
     refused = dict.fromkeys(("unknown op", "no sharded tensor", "no tensor"), Refused())
     return {
-        **dict.fromkeys(("first", "last", "named"), called),
+        **dict.fromkeys(("first", "last", "named"), due_call),
         **refused,
-        "other spec": Refused() if by == "spec" else called,
+        "other spec": Refused() if by == "spec" else due_call,
         "other group": ... if group is None else Refused(),
     }

@@ -80,16 +80,16 @@ def spec_cases(
     def case(draw: st.DrawFn) -> Case:
         world, ranks, group_field = draw(acting_ranks(limits))
         shape = draw(shapes(min_dims=1))
-        drawn: dict[str, Any] = {"spec": draw(_specs(shape, ranks, chunks=chunks, every=chunks))}
+        case_fields: dict[str, Any] = {"spec": draw(_specs(shape, ranks, chunks=chunks, every=chunks))}
         if with_respec:
-            drawn["respec"] = draw(_specs(shape, ranks, chunks=chunks, every=True))
+            case_fields["respec"] = draw(_specs(shape, ranks, chunks=chunks, every=True))
         if rank_field:
-            drawn[rank_field] = draw(st.sampled_from([None, None, *range(1, len(ranks))]))
+            case_fields[rank_field] = draw(st.sampled_from([None, None, *range(1, len(ranks))]))
         if hows:
             how = draw(st.sampled_from(hows))
-            drawn["how"] = None if how == "plain" else how
+            case_fields["how"] = None if how == "plain" else how
         x = TensorSpec(shape, None, draw(dtypes(limits)))
-        return fields(world=world, **group_field, x=x, **drawn, seed=draw(st.integers(0, 9)) or None)
+        return fields(world=world, **group_field, x=x, **case_fields, seed=draw(st.integers(0, 9)) or None)
 
     return case()
 

@@ -106,7 +106,7 @@ class OwnValues:
         """The tensor with the values of ``rank``."""
         return Global.of(self.spec, self.mesh, self.seed + self.step * (rank + 1))
 
-    def whole(self, rank: int) -> torch.Tensor:
+    def full(self, rank: int) -> torch.Tensor:
         return self.of(rank).full
 
 
@@ -173,7 +173,7 @@ class PartField(Field):
 
 
 FullTensor = Annotated[torch.Tensor, WholeField()]
-OwnFullTensor = Annotated[torch.Tensor, ByRankField(own_values, OwnValues.whole)]
+OwnFullTensor = Annotated[torch.Tensor, ByRankField(own_values, OwnValues.full)]
 LocalShard = Annotated[torch.Tensor, ByRankField(global_x, local_shard, "x")]
 Shards = Annotated[list[torch.Tensor], ByRankField(BoxedTensor.of, BoxedTensor.parts, "x", "boxes")]
 Offsets = Annotated[list[tuple[int, ...]], ByRankField(BoxedTensor.of, BoxedTensor.offsets, "x", "boxes")]
