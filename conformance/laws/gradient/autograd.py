@@ -32,7 +32,8 @@ from shardlaw.conformance.laws.gradient.conversions import (
     leaf,
 )
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.derived import CallField, Derived, OwnPlacements, operand
+from shardlaw.conformance.laws.shared.derived import CallField, DerivedField, operand
+from shardlaw.conformance.laws.shared.tensor_fields import PlacementsOf
 from shardlaw.reference import placement as ref
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.tensors import DTYPES, TensorSpec, dense
@@ -78,7 +79,7 @@ def _(x: Global, g, h, own, rank: Rank):
 def parameter(
     x: torch.Tensor,
     mesh: DeviceMesh,
-    at: OwnPlacements,
+    at: PlacementsOf,
     to: Placements,
     g: GradOfTo,
     own: GradOfX,
@@ -165,7 +166,7 @@ WRITES = {
 
 @st.composite
 def draw_writes(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh = draw(st.sampled_from(draws.meshes(limits, outside=False, least=2)))
+    mesh = draw(st.sampled_from(draws.meshes(limits, submeshes=False, min_size=2)))
     call, shape = draw(st.sampled_from(sorted(WRITES))), draw(shapes(min_dims=2, max_dims=2))
     at = draw(placements(mesh, 2, kinds=("R", "S", "S")))
     w_placements = draw(st.sampled_from([at, None])) or draw(placements(mesh, 2, kinds=("R", "S")))
@@ -218,7 +219,7 @@ def read_arriving(case: Case) -> Global:
     return replace(gradient, seed=case.seed + ARRIVING_SEED)
 
 
-ArrivingGradient = Annotated[DTensor, Derived(read_arriving, named=("arrives",))]
+ArrivingGradient = Annotated[DTensor, DerivedField(read_arriving, reads=("arrives",))]
 
 
 def draw_from_local(limits: Limits) -> st.SearchStrategy[Case]:
@@ -328,7 +329,7 @@ def read_wide_gradient(case: Case) -> Global:
     return x.holding(full.to(DTYPES[case.get("forward", case.tensor("x").dtype)])).under(case.placements("to"))
 
 
-WideGrad = Annotated[torch.Tensor, Derived(read_wide_gradient, local=True)]
+WideGrad = Annotated[torch.Tensor, DerivedField(read_wide_gradient, local=True)]
 
 
 @law(

@@ -114,7 +114,7 @@ def sweep_functions(limits: Limits) -> list[Case]:
 
 @st.composite
 def draw_functions(draw: st.DrawFn, limits: Limits) -> Case:
-    cases = draws.placed(limits, kinds=("R", "S"), fills=("small",), dtypes=draws.FLOATS)
+    cases = draws.tensor_cases(limits, kinds=("R", "S"), fills=("small",), dtypes=draws.FLOATS)
     return draw(cases).with_fields(use=draw(st.sampled_from(list(USES))))
 
 

@@ -15,7 +15,8 @@ from shardlaw.conformance.law.due import Claimed, Global
 from shardlaw.conformance.law.fields import Placements, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.derived import Derived, OwnPlacements, operand
+from shardlaw.conformance.laws.shared.derived import DerivedField, operand
+from shardlaw.conformance.laws.shared.tensor_fields import PlacementsOf
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Partial as RefPartial
@@ -57,26 +58,26 @@ def due_gradient(x: Global, gradient: torch.Tensor, rank: int) -> Any:
     return without_partials(x.holding(gradient)).due_local(rank)
 
 
-def result_gradient(field: str, number: int) -> Derived:
+def result_gradient(field: str, number: int) -> DerivedField:
     """The rank's local gradient of a result that has the placements in ``field``."""
-    return Derived(lambda case: incoming_gradient(case, number).under(case.placements(field)), local=True)
+    return DerivedField(lambda case: incoming_gradient(case, number).under(case.placements(field)), local=True)
 
 
 GradOfTo = Annotated[torch.Tensor, result_gradient("to", 0)]
 GradOfVia = Annotated[torch.Tensor, result_gradient("via", 1)]
-GradOfX = Annotated[torch.Tensor, Derived(lambda case: without_partials(incoming_gradient(case, 2)), local=True)]
-FullGrad = Annotated[torch.Tensor, Derived(lambda case: incoming_gradient(case).full)]
+GradOfX = Annotated[torch.Tensor, DerivedField(lambda case: without_partials(incoming_gradient(case, 2)), local=True)]
+FullGrad = Annotated[torch.Tensor, DerivedField(lambda case: incoming_gradient(case).full)]
 
 
 def meshes(limits: Limits) -> list[Mesh]:
     """Meshes over the whole world."""
-    return draws.meshes(limits, outside=False, tables=False, least=2)
+    return draws.meshes(limits, submeshes=False, permuted=False, min_size=2)
 
 
 def moved_cases(limits: Limits, kinds: tuple[str, ...] = ("R", "S", "P"), **options: Any) -> st.SearchStrategy[Case]:
     """Cases of a tensor that is redistributed over the whole world."""
     options = {"dtypes": draws.FLOATS, "on": meshes(limits), "targets": ("R", "S"), **options}
-    return draws.moved(limits, kinds=kinds, reduce_ops=("sum",), **options)
+    return draws.redistribution_cases(limits, kinds=kinds, reduce_ops=("sum",), **options)
 
 
 @st.composite
@@ -89,20 +90,20 @@ def placement_cases(draw: st.DrawFn, /, limits: Limits, name: str, kinds: tuple[
 
 
 def tensor_cases(
-    limits: Limits, kinds: tuple[str, ...] = ("R", "S", "P"), extra: draws.Extra | None = None
+    limits: Limits, kinds: tuple[str, ...] = ("R", "S", "P"), extra: draws.ExtraFields | None = None
 ) -> st.SearchStrategy[Case]:
     """Cases of a tensor over the whole world."""
-    return draws.placed(limits, on=meshes(limits), kinds=kinds, dtypes=draws.FLOATS, extra=extra)
+    return draws.tensor_cases(limits, on=meshes(limits), kinds=kinds, dtypes=draws.FLOATS, extra=extra)
 
 
 def draw_redistribute(limits: Limits) -> st.SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False, least=2)
+    on = draws.meshes(limits, permuted=False, min_size=2)
     return moved_cases(limits, ("R", "S", "_S", "P"), on=on, targets=("R", "S", "_S"), fills=draws.SELDOM_EDGES)
 
 
 def sweep_redistribute(limits: Limits) -> list[Case]:
     edges = texts(*(f"mesh=2 x=5x3:{at}:float32:edges to={to}" for at, to in EDGE_MOVES))
-    return [*draws.out_of_order("R", to="S(0)")(limits), *edges(limits)]
+    return [*draws.permuted_mesh_cases("R", to="S(0)")(limits), *edges(limits)]
 
 
 @law(
@@ -132,12 +133,12 @@ def _(x: Global, gradient, rank: Rank):
     source=f"{DOC}, distribute_tensor",
     control="mesh=2x2 x=3x2:S(0),R to=R,S(1)",
     draw=lambda limits: moved_cases(limits, ("R", "S")),
-    sweep=draws.out_of_order("R", to="S(0)"),
+    sweep=draws.permuted_mesh_cases("R", to="S(0)"),
     sweeps=3,
     draws=35,
     weight=0.6,
 )
-def distribute(x: torch.Tensor, mesh: DeviceMesh, at: OwnPlacements, to: Placements, gradient: GradOfTo):
+def distribute(x: torch.Tensor, mesh: DeviceMesh, at: PlacementsOf, to: Placements, gradient: GradOfTo):
     """The gradient of a distributed leaf is a DTensor on its mesh with the dense gradient."""
     d = distribute_tensor(x.requires_grad_(), mesh, at, src_data_rank=None)
     d.redistribute(placements=to).to_local().backward(gradient)
@@ -151,8 +152,8 @@ def _(gradient):
 
 def draw_full(limits: Limits) -> st.SearchStrategy[Case]:
     extra = {"grads": st.sampled_from(["replicate", "partial"])}
-    on = draws.meshes(limits, tables=False, least=2)
-    return draws.placed(limits, on=on, kinds=("R", "S", "_S", "P"), dtypes=draws.FLOATS, extra=extra)
+    on = draws.meshes(limits, permuted=False, min_size=2)
+    return draws.tensor_cases(limits, on=on, kinds=("R", "S", "_S", "P"), dtypes=draws.FLOATS, extra=extra)
 
 
 @law(
@@ -160,7 +161,7 @@ def draw_full(limits: Limits) -> st.SearchStrategy[Case]:
     source=f"{DOC}, DTensor.full_tensor (grad_placements)",
     control="mesh=2x2 x=3x2:S(0),R grads=partial",
     draw=draw_full,
-    sweep=draws.out_of_order("S(0)", grads="partial"),
+    sweep=draws.permuted_mesh_cases("S(0)", grads="partial"),
     sweeps=3,
     draws=56,
     weight=0.8,
@@ -219,7 +220,7 @@ def _(x: Global, own, rank, declared):
     source=f"{TABLE}; gradients accumulate",
     control="mesh=2x2 x=3x2:S(0),R via=R,R to=R,S(1)",
     draw=lambda limits: placement_cases(limits, "via", ("R", "S")),
-    sweep=draws.out_of_order("R", via="R", to="S(0)"),
+    sweep=draws.permuted_mesh_cases("R", via="R", to="S(0)"),
     sweeps=3,
     draws=28,
     weight=0.6,
@@ -242,7 +243,7 @@ def _(x: Global, gradient, gradient_via, rank: Rank):
     source=f"{DOC}, DTensor.redistribute, note",
     control="mesh=2x2 x=3x2:S(0),R to=R,S(1)",
     draw=lambda limits: moved_cases(limits, ("R", "S")),
-    sweep=draws.out_of_order("S(0)", to="R"),
+    sweep=draws.permuted_mesh_cases("S(0)", to="R"),
     sweeps=3,
     draws=28,
     weight=0.6,

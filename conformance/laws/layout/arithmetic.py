@@ -24,7 +24,7 @@ from shardlaw.conformance.law.due import Either, Of
 from shardlaw.conformance.law.fields import Device, Field, MeshTable, ScriptArgument
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import literal
-from shardlaw.conformance.laws.shared.draws import Listed, smaller
+from shardlaw.conformance.laws.shared.draws import LazyCases, smaller_shapes
 from shardlaw.reference.layout import Layout, split
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape, format_shape
@@ -66,7 +66,7 @@ def sweep_shapes(*, dims: tuple[int, ...] = (1, 2, 3), min_dims: int = 0) -> Cal
         row, column = divmod(at, len(meshes))
         return fields(world=1, mesh=meshes[column], shape=format_shape(shapes[(row + 7 * column) % len(shapes)]))
 
-    return lambda limits: Listed(range(len(meshes) * len(shapes)), case)
+    return lambda limits: LazyCases(range(len(meshes) * len(shapes)), case)
 
 
 def case_shape(case: Case) -> Shape:
@@ -153,7 +153,7 @@ def narrow(case: Case) -> SearchStrategy[Case]:
 
     @st.composite
     def no_larger(draw: st.DrawFn) -> Case:
-        cut = draw(smaller(shape)) if shape else ()
+        cut = draw(smaller_shapes(shape)) if shape else ()
         if named is None and draw(st.booleans()):
             return fields(world=1, mesh=draw(st.sampled_from(meshes[::-1])), shape=format_shape(cut))
         single = st.sampled_from(single_placements(len(cut), mesh.ndim)[::-1])

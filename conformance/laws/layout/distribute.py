@@ -21,14 +21,14 @@ from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.tensor_fields import (
+    FullTensor,
     GlobalOf,
-    Held,
+    LocalShard,
+    OwnFullTensor,
     OwnValues,
-    OwnWhole,
-    PlacedAs,
+    PlacementsOf,
     ShapeOf,
     StrideOf,
-    Whole,
 )
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
@@ -51,13 +51,13 @@ def first_rank(mesh: Mesh, position: int = 0) -> int:
     "layout.distribute",
     source=f"{DOC}, distribute_tensor (src_data_rank=None) and Shard (torch.chunk semantic)",
     control="mesh=2x2 x=5x6:S(0),S(1)",
-    draw=lambda limits: draws.placed(
+    draw=lambda limits: draws.tensor_cases(
         limits, dtypes=limits.dtypes, memories=MEMORIES, fills=draws.SELDOM_EDGES, extra=REQUIRES_GRAD
     ),
     draws=200,
     weight=1.2,
 )
-def distribute(x: Whole, mesh: DeviceMesh, placements: PlacedAs, requires_grad: bool = False):
+def distribute(x: FullTensor, mesh: DeviceMesh, placements: PlacementsOf, requires_grad: bool = False):
     """distribute_tensor without a source rank gives each rank the slice of its tensor that the placements name, and
     keeps stride, dtype and requires_grad; the input is unchanged."""
     x.requires_grad_(requires_grad and x.dtype.is_floating_point)
@@ -73,8 +73,8 @@ def _(x: Global, requires_grad=False):
 
 def draw_tensors(limits: Limits) -> SearchStrategy[Case]:
     """Tensors of any dtype and memory layout, on meshes of ascending ranks."""
-    on = draws.meshes(limits, tables=False)
-    return draws.placed(limits, on=on, dtypes=limits.dtypes, memories=MEMORIES)
+    on = draws.meshes(limits, permuted=False)
+    return draws.tensor_cases(limits, on=on, dtypes=limits.dtypes, memories=MEMORIES)
 
 
 @law(
@@ -83,12 +83,12 @@ def draw_tensors(limits: Limits) -> SearchStrategy[Case]:
     control="mesh=2x2 x=5x6:S(0),S(1)",
     draw=draw_tensors,
     draws=120,
-    sweep=draws.out_of_order("S(0)"),
+    sweep=draws.permuted_mesh_cases("S(0)"),
     sweeps=3,
     needs=("broadcast", "scatter"),
     weight=1.2,
 )
-def scatter(x: OwnWhole, mesh: DeviceMesh, placements: PlacedAs):
+def scatter(x: OwnFullTensor, mesh: DeviceMesh, placements: PlacementsOf):
     """distribute_tensor gives every rank its slice of the tensor of the rank at coordinate 0 of each mesh dim."""
     return {"local": distribute_tensor(x, mesh, placements)}
 
@@ -102,12 +102,12 @@ def draw_source(limits: Limits) -> SearchStrategy[Case]:
     def source(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         return {"src": draw(st.integers(1, min(layout.mesh.shape) - 1))}
 
-    on = [mesh for mesh in draws.meshes(limits, tables=False) if min(mesh.shape) > 1]
-    return draws.placed(limits, on=on, dtypes=limits.dtypes, extra=source)
+    on = [mesh for mesh in draws.meshes(limits, permuted=False) if min(mesh.shape) > 1]
+    return draws.tensor_cases(limits, on=on, dtypes=limits.dtypes, extra=source)
 
 
 def sweep_source(limits: Limits) -> list[Case]:
-    return [case for case in draws.out_of_order("S(0)", src=1)(limits) if min(case.mesh().shape) > 1]
+    return [case for case in draws.permuted_mesh_cases("S(0)", src=1)(limits) if min(case.mesh().shape) > 1]
 
 
 @law(
@@ -121,7 +121,7 @@ def sweep_source(limits: Limits) -> list[Case]:
     needs=("broadcast", "scatter"),
     weight=0.8,
 )
-def source(x: OwnWhole, mesh: DeviceMesh, placements: PlacedAs, src: int):
+def source(x: OwnFullTensor, mesh: DeviceMesh, placements: PlacementsOf, src: int):
     """With src_data_rank=k every rank gets its slice of the tensor of the rank at coordinate k of each mesh dim."""
     return {"local": distribute_tensor(x, mesh, placements, src_data_rank=src)}
 
@@ -135,13 +135,13 @@ def _(x: OwnValues, src):
     "layout.input-kept",
     source=f"{DOC}, distribute_tensor: an out-of-place function",
     control="mesh=2 x=5x6:S(1)",
-    draw=lambda limits: draws.placed(limits, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES),
+    draw=lambda limits: draws.tensor_cases(limits, kinds=("R", "S"), dtypes=limits.dtypes, memories=MEMORIES),
     draws=30,
     needs=("broadcast", "scatter"),
     weight=0.3,
     tier="advisory",
 )
-def input_kept(x: OwnWhole, mesh: DeviceMesh, placements: PlacedAs):
+def input_kept(x: OwnFullTensor, mesh: DeviceMesh, placements: PlacementsOf):
     """distribute_tensor leaves its input unchanged on every rank."""
     distribute_tensor(x, mesh, placements)
     return {"input": x}
@@ -156,11 +156,11 @@ def _(x: OwnValues, rank: Rank):
     "layout.offsets",
     source="torch.distributed.tensor._utils, docstring of compute_local_shape_and_global_offset",
     control="mesh=2x2 x=5x6:S(0),S(0)",
-    draw=lambda limits: draws.placed(limits, kinds=("R", "S", "_S", "P")),
+    draw=lambda limits: draws.tensor_cases(limits, kinds=("R", "S", "_S", "P")),
     draws=180,
     weight=0.6,
 )
-def offsets(shape: ShapeOf, mesh: DeviceMesh, placements: PlacedAs):
+def offsets(shape: ShapeOf, mesh: DeviceMesh, placements: PlacementsOf):
     """The local shape is the number of indices of each dim that a rank owns; the offset is the first of them, or the
     size of the dim if it owns none."""
     local, offset = compat.local_shape_and_offset(shape, mesh, placements)
@@ -178,7 +178,7 @@ def _(x: GlobalOf, rank: Rank):
     "layout.chunks",
     source="torch.distributed.tensor, docstring of DTensor.__create_chunk_list__",
     control="mesh=2x2 x=5x6:S(0),S(0)",
-    draw=lambda limits: draws.placed(limits),
+    draw=lambda limits: draws.tensor_cases(limits),
     draws=90,
     members=True,
     weight=0.5,
@@ -204,12 +204,12 @@ def _(x: Global, rank: Rank):
     control="mesh=2x2 x=5x6:S(0),S(1)",
     draw=draw_tensors,
     draws=120,
-    sweep=draws.out_of_order("S(0)"),
+    sweep=draws.permuted_mesh_cases("S(0)"),
     sweeps=3,
     needs=("all_gather",),
     weight=1.2,
 )
-def full(x: Whole, mesh: DeviceMesh, placements: PlacedAs):
+def full(x: FullTensor, mesh: DeviceMesh, placements: PlacementsOf):
     """full_tensor of a distributed tensor is that tensor; on a rank outside the mesh it has no elements."""
     full = distribute_tensor(x, mesh, placements, src_data_rank=None).full_tensor()
     return {"elements": full.numel(), "full": full}
@@ -223,7 +223,7 @@ def _(x: Global, rank: Rank):
 
 def draw_negative(limits: Limits) -> SearchStrategy[Case]:
     how = {"how": st.sampled_from(["distribute", "from_local", "redistribute"])}
-    placed = draws.placed(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=how)
+    placed = draws.tensor_cases(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=how)
     return placed.filter(lambda case: "(-" in case.text)
 
 
@@ -236,10 +236,10 @@ def draw_negative(limits: Limits) -> SearchStrategy[Case]:
     weight=0.4,
 )
 def negative_dims(
-    x: Whole,
-    local: Held,
+    x: FullTensor,
+    local: LocalShard,
     mesh: DeviceMesh,
-    placements: PlacedAs,
+    placements: PlacementsOf,
     how: Literal["distribute", "from_local", "redistribute"],
 ):
     """A shard of a negative dim is a shard of the dim counted from the end, under its non-negative number; the list of
@@ -266,7 +266,7 @@ def _(x: Global):
 
 def draw_together(limits: Limits) -> SearchStrategy[Case]:
     on = [*draws.meshes(limits, dims=(1,)) * 2, *draws.meshes(limits, dims=(2,))]
-    return draws.placed(limits, on=on, kinds=("R", "S"), memories=("plain", "transposed"))
+    return draws.tensor_cases(limits, on=on, kinds=("R", "S"), memories=("plain", "transposed"))
 
 
 EVEN_SHARDS = (
@@ -291,7 +291,7 @@ EVEN_SHARDS = (
     needs=("all_gather",),
     weight=0.2,
 )
-def together(local: Held, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf, stride: StrideOf):
+def together(local: LocalShard, mesh: DeviceMesh, placements: PlacementsOf, shape: ShapeOf, stride: StrideOf):
     """The global shape is computed from the local shapes on a 1-D mesh, also from uneven ones; the local shape and
     strides are computed from the global ones for even shards."""
     global_shape = caught(lambda: tuple(compat.global_tensor_shape(local.shape, mesh, placements)))
@@ -331,7 +331,7 @@ MOVED_NAMES = (
     tier="advisory",
     weight=0.1,
 )
-def old_paths(x: Whole, mesh: DeviceMesh, placements: PlacedAs):
+def old_paths(x: FullTensor, mesh: DeviceMesh, placements: PlacementsOf):
     """The old import path of DTensor gives the same functions and classes as the documented one."""
     same = {name: getattr(compat.old_tensor, name) is getattr(tensor, name) for name in MOVED_NAMES}
     same["placement_types"] = compat.old_placement_types.Shard is tensor.Shard

@@ -21,7 +21,7 @@ from shardlaw.conformance.law.fields import Seed, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.layout.distribute import DOC, REQUIRES_GRAD
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.tensor_fields import DtypeOf, GlobalOf, PlacedAs, ShapeOf, Whole
+from shardlaw.conformance.laws.shared.tensor_fields import DtypeOf, FullTensor, GlobalOf, PlacementsOf, ShapeOf
 from shardlaw.reference import placement as reference
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
@@ -32,7 +32,7 @@ RANDOM = ("rand", "randn")
 
 
 def draw_factory(limits: Limits) -> SearchStrategy[Case]:
-    return draws.placed(limits, dtypes=limits.dtypes, extra={"make": st.sampled_from([*VALUES])} | REQUIRES_GRAD)
+    return draws.tensor_cases(limits, dtypes=limits.dtypes, extra={"make": st.sampled_from([*VALUES])} | REQUIRES_GRAD)
 
 
 # the sizes as separate arguments and as a list
@@ -59,7 +59,7 @@ def factory(
     shape: ShapeOf,
     dtype: DtypeOf,
     mesh: DeviceMesh,
-    placements: PlacedAs,
+    placements: PlacementsOf,
     requires_grad: bool = False,
     sizes: Literal["whole", "apart", "listed"] = "whole",
 ):
@@ -82,10 +82,10 @@ def _(x: GlobalOf, make, requires_grad=False):
 
 
 def draw_kinds(limits: Limits) -> SearchStrategy[Case]:
-    every_rank = [mesh for mesh in draws.meshes(limits, tables=False) if mesh.size > max(mesh.ranks)]
+    every_rank = [mesh for mesh in draws.meshes(limits, permuted=False) if mesh.size > max(mesh.ranks)]
     constant, random = ({"make": st.sampled_from(names)} for names in ([*VALUES], RANDOM))
-    plain = draws.placed(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=constant)
-    chance = draws.placed(limits, on=every_rank, kinds=("R", "S"), min_dims=1, extra=random)
+    plain = draws.tensor_cases(limits, kinds=("S", "_S", "R"), min_dims=1, negative=True, extra=constant)
+    chance = draws.tensor_cases(limits, on=every_rank, kinds=("R", "S"), min_dims=1, extra=random)
     return st.one_of(plain, plain, chance)
 
 
@@ -116,7 +116,7 @@ def factory_kinds(
     make: Literal["zeros", "ones", "full", "empty", "rand", "randn"],
     shape: ShapeOf,
     mesh: DeviceMesh,
-    placements: PlacedAs,
+    placements: PlacementsOf,
     seed: Seed,
 ):
     """Factory functions take strided shards and negative dims; random ones give replicas the same elements and repeat
@@ -153,7 +153,7 @@ def draw_context(limits: Limits) -> SearchStrategy[Case]:
         inner = draw(st.sampled_from([None, None, *(other for other in others if other != layout.mesh)]))
         return {"how": draw(st.sampled_from(["distribute", "from_local", "zeros"])), "mesh__inner": inner}
 
-    return draws.placed(limits, kinds=("R",), extra=how)
+    return draws.tensor_cases(limits, kinds=("R",), extra=how)
 
 
 @law(
@@ -166,7 +166,10 @@ def draw_context(limits: Limits) -> SearchStrategy[Case]:
     needs=("broadcast",),
 )
 def context(
-    x: Whole, mesh: DeviceMesh, how: Literal["distribute", "from_local", "zeros"], mesh__inner: DeviceMesh | None = None
+    x: FullTensor,
+    mesh: DeviceMesh,
+    how: Literal["distribute", "from_local", "zeros"],
+    mesh__inner: DeviceMesh | None = None,
 ):
     """Within the context of a mesh, that mesh is the default, and the default placement is Replicate; of nested
     contexts the inner one counts."""
@@ -239,7 +242,7 @@ def refusals(
     how: Literal["distribute", "from_local", "zeros", "call"],
     attempt: Annotated[str, WordField((*INVALID, *CALLS))],
     shape: ShapeOf | None = None,
-    placements: PlacedAs | None = None,
+    placements: PlacementsOf | None = None,
 ):
     """Every rank refuses placements of a missing dim, too few or too many, shards of a 0-d tensor, mixed reductions,
     shards whose other dims differ, and chunks of a pending tensor for a checkpoint."""

@@ -20,13 +20,13 @@ from shardlaw.conformance.laws.layout.distribute import REQUIRES_GRAD
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.conformance.laws.shared.tensor_fields import (
     ByRankField,
-    Held,
+    FullTensor,
+    LocalShard,
+    OwnFullTensor,
     OwnValues,
-    OwnWhole,
-    PlacedAs,
+    PlacementsOf,
     ShapeOf,
     StrideOf,
-    Whole,
     layout_of,
     own_values,
 )
@@ -43,14 +43,19 @@ DOC = "torch.distributed.tensor docs"
     "layout.from-local",
     source=f"{DOC}, DTensor.from_local and DTensor.to_local",
     control="mesh=2x2 x=5x6:S(0),P(sum)",
-    draw=lambda limits: draws.placed(
+    draw=lambda limits: draws.tensor_cases(
         limits, kinds=("R", "S", "_S", "P"), memories=("plain", "transposed"), extra=REQUIRES_GRAD
     ),
     draws=110,
     weight=0.6,
 )
 def from_local(
-    local: Held, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf, stride: StrideOf, requires_grad: bool = False
+    local: LocalShard,
+    mesh: DeviceMesh,
+    placements: PlacementsOf,
+    shape: ShapeOf,
+    stride: StrideOf,
+    requires_grad: bool = False,
 ):
     """from_local with a global shape keeps the local tensor and its storage, and to_local returns it."""
     local.requires_grad_(requires_grad)
@@ -78,7 +83,7 @@ def _(local: Global, stride, rank: Rank, requires_grad=False):
 @st.composite
 def draw_infer(draw: st.DrawFn, limits: Limits) -> Case:
     any_shape, no_unit_dims = shapes(min_dims=1), shapes(min_dims=1, min_size=2)
-    mesh = draw(st.sampled_from(draws.meshes(limits, outside=False, least=2)))
+    mesh = draw(st.sampled_from(draws.meshes(limits, submeshes=False, min_size=2)))
     local = draw(st.sampled_from([no_unit_dims] * 7 + [any_shape]).flatmap(lambda shape: shape))
     at = draw(draw_placements(mesh, len(local), kinds=("R", "S", "P")))
     shape = [*local]
@@ -105,7 +110,7 @@ def features_infer(case: Case) -> set[str]:
     members=True,
     weight=0.4,
 )
-def infer(local: Held, mesh: DeviceMesh, placements: PlacedAs):
+def infer(local: LocalShard, mesh: DeviceMesh, placements: PlacementsOf):
     """Without a global shape, from_local computes shape and stride from the local ones as if all shards were even."""
     d = DTensor.from_local(local, mesh, placements)
     return {"local": d, "stride": [step for step, size in zip(d.stride(), d.shape, strict=True) if size > 1]}
@@ -120,9 +125,9 @@ def _(local: Global):
 
 @st.composite
 def draw_checked(draw: st.DrawFn, limits: Limits) -> Case:
-    on = draws.meshes(limits, outside=False, tables=False, least=2)
+    on = draws.meshes(limits, submeshes=False, permuted=False, min_size=2)
     how = draw(st.sampled_from(("data", "data", "data", "data", "shape", "dtype")))
-    base = draw(draws.placed(limits, on=on, kinds=("R", "S"), min_dims=1))
+    base = draw(draws.tensor_cases(limits, on=on, kinds=("R", "S"), min_dims=1))
     spec = base.tensor("x")
     if how == "data":
         return base.with_fields(how=how)
@@ -136,7 +141,9 @@ def sweep_checked(limits: Limits) -> list[Case]:
     cases = [fields(mesh=mesh, x=f"{shape}:S(0)", how="sizes") for mesh, shape in uneven]
     cases += [fields(mesh="2@0,2", x="4x3:R", how="data")]
     cases += [fields(mesh=mesh, x=x, how="stride") for mesh, x in (("2", "4x6:S(0)"), ("3", "3x4:R"))]
-    return [case for case in cases if case.world <= limits.world_size] + draws.out_of_order("R", how="data")(limits)
+    return [case for case in cases if case.world <= limits.world_size] + draws.permuted_mesh_cases("R", how="data")(
+        limits
+    )
 
 
 def faulty_local(value: tuple[OwnValues, str], rank: int) -> torch.Tensor:
@@ -178,7 +185,9 @@ How = Literal["data", "shape", "dtype", "stride", "sizes"]
     needs=("broadcast", "object_collectives"),
     weight=0.6,
 )
-def run_check(local: FaultyLocal, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf, stride: StrideOf, how: How):
+def run_check(
+    local: FaultyLocal, mesh: DeviceMesh, placements: PlacementsOf, shape: ShapeOf, stride: StrideOf, how: How
+):
     """from_local with run_check gives replicas the data of the first rank, and refuses local tensors whose metadata
     differ from each other or from the layout."""
     if how == "data":
@@ -189,7 +198,7 @@ def run_check(local: FaultyLocal, mesh: DeviceMesh, placements: PlacedAs, shape:
 
 
 @run_check.due
-def _(x: OwnWhole, how, rank: Rank):
+def _(x: OwnFullTensor, how, rank: Rank):
     if how != "data":
         return {"refused": Refused((ValueError, RuntimeError, AssertionError))}
     own = cast("OwnValues", x)
@@ -249,7 +258,7 @@ def _(a, b):
 
 def draw_partition(limits: Limits) -> SearchStrategy[Case]:
     ops = ("sum", "avg", "min", "max")
-    placed = draws.placed(limits, kinds=("P", "R", "S"), reduce_ops=ops, dtypes=draws.FLOATS)
+    placed = draws.tensor_cases(limits, kinds=("P", "R", "S"), reduce_ops=ops, dtypes=draws.FLOATS)
     return placed.filter(lambda case: "P(" in case.text)
 
 
@@ -262,7 +271,7 @@ def draw_partition(limits: Limits) -> SearchStrategy[Case]:
     weight=0.3,
     tier="extended",
 )
-def partition(x: Whole, mesh: DeviceMesh, placements: PlacedAs):
+def partition(x: FullTensor, mesh: DeviceMesh, placements: PlacementsOf):
     """The contributions to a sum, average, minimum or maximum as which a tensor is distributed reduce to that
     tensor."""
     return {"contributions": distribute_tensor(x, mesh, placements, src_data_rank=None)}

@@ -18,7 +18,14 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws.layout.distribute import DOC
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.tensor_fields import ByRankField, Held, PlacedAs, Whole, global_x, held
+from shardlaw.conformance.laws.shared.tensor_fields import (
+    ByRankField,
+    FullTensor,
+    LocalShard,
+    PlacementsOf,
+    global_x,
+    local_shard,
+)
 from shardlaw.reference.tensors import DTYPES, TensorSpec, lay_out
 
 # dtypes that few backends support, with the integer dtype of the same width
@@ -27,12 +34,12 @@ DeclaredDtypes = Annotated[tuple[str, ...], RankField(lambda here: here.target.d
 
 
 def draw_dtype(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False)
+    on = draws.meshes(limits, permuted=False)
     undeclared = [name for name in DTYPES if name not in limits.dtypes]
     declared = st.sampled_from(limits.dtypes)
     common, rare = st.sampled_from([*undeclared, *undeclared, *limits.dtypes]), st.sampled_from(list(RARE))
     draw_rare, how = st.sampled_from([False] * 3 + [True]), st.sampled_from(["scatter", "full", "move", "move"])
-    moves = draws.moved(limits, on=on, kinds=("R", "S"), targets=("R", "S"))
+    moves = draws.redistribution_cases(limits, on=on, kinds=("R", "S"), targets=("R", "S"))
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
@@ -65,10 +72,10 @@ UNSUPPORTED = ("scalar type", "scalartype", "dtype", "not implemented", "not sup
     members=True,  # a rank outside the mesh has nothing to refuse
 )
 def every_dtype(
-    x: Whole,
-    local: Held,
+    x: FullTensor,
+    local: LocalShard,
     mesh: DeviceMesh,
-    placements: PlacedAs,
+    placements: PlacementsOf,
     to: Placements,
     how: Literal["scatter", "full", "move"],
     declared: DeclaredDtypes,
@@ -110,8 +117,8 @@ def in_memory(tensor: torch.Tensor, memory: str) -> torch.Tensor:
 
 
 def draw_memory(limits: Limits) -> SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False)
-    moves = draws.moved(limits, on=on, kinds=("R", "S"), targets=("R", "S"), dtypes=draws.EXACT)
+    on = draws.meshes(limits, permuted=False)
+    moves = draws.redistribution_cases(limits, on=on, kinds=("R", "S"), targets=("R", "S"), dtypes=draws.EXACT)
     memories, how = st.sampled_from(MEMORIES), st.sampled_from(["keep", "full", "move", "move", "scatter"])
     four_dims = st.tuples(st.sampled_from([2, 3, 1]), *[st.sampled_from([2, 3, 4])] * 3)
 
@@ -149,10 +156,10 @@ def address(tensor: torch.Tensor) -> list[int]:
     needs=("broadcast", "scatter", "all_gather"),
 )
 def memory(
-    x: Whole,
-    local: Annotated[torch.Tensor, ByRankField(read_local, held, "x", "memory")],
+    x: FullTensor,
+    local: Annotated[torch.Tensor, ByRankField(read_local, local_shard, "x", "memory")],
     mesh: DeviceMesh,
-    placements: PlacedAs,
+    placements: PlacementsOf,
     to: Placements,
     memory: Annotated[str, WordField(MEMORIES)],
     how: Literal["keep", "full", "move", "scatter"],

@@ -22,7 +22,14 @@ from shardlaw.conformance.law.fields import WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.layout.distribute import first_rank
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.tensor_fields import ByRankField, OwnValues, OwnWhole, PlacedAs, Whole, own_values
+from shardlaw.conformance.laws.shared.tensor_fields import (
+    ByRankField,
+    FullTensor,
+    OwnFullTensor,
+    OwnValues,
+    PlacementsOf,
+    own_values,
+)
 from shardlaw.reference import placement as reference
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.tensors import TensorSpec
@@ -32,7 +39,7 @@ from shardlaw.strategies.placements import placements as draw_placements
 DOC = "torch.distributed.tensor docs, distribute_module"
 OwnTensor = Annotated[
     torch.Tensor,
-    ByRankField(lambda case, name: replace(own_values(case, name), step=7), OwnValues.whole),
+    ByRankField(lambda case, name: replace(own_values(case, name), step=7), OwnValues.full),
 ]
 
 
@@ -58,7 +65,7 @@ class Model(nn.Module):
 
 @st.composite
 def draw_module(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh, shape = draw(st.sampled_from(draws.meshes(limits, tables=False))), draw(shapes(min_dims=1))
+    mesh, shape = draw(st.sampled_from(draws.meshes(limits, permuted=False))), draw(shapes(min_dims=1))
     others = shapes(min_dims=1, max_dims=2)  # not 0-d: outside the mesh such a local tensor has an element
     at = draw(draw_placements(mesh, len(shape), kinds=("R", "S")))
     partition = draw(st.sampled_from(["some", "some", "some", "none"]))
@@ -93,11 +100,11 @@ def draw_module(draw: st.DrawFn, limits: Limits) -> Case:
     weight=0.6,
 )
 def module(
-    x: OwnWhole,
+    x: OwnFullTensor,
     a: OwnTensor,
     b: OwnTensor,
     mesh: DeviceMesh,
-    placements: PlacedAs,
+    placements: PlacementsOf,
     fn: Literal["some", "none"],
     hooks: Literal["none", "input", "output", "both"],
     arguments: int = 3,
@@ -212,7 +219,7 @@ STYLES: dict[str, tuple[reference.Placement, reference.Placement | None]] = {
 def draw_parallel(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(draws.meshes(limits, dims=(1,), tables=False)))
+        mesh = draw(st.sampled_from(draws.meshes(limits, dims=(1,), permuted=False)))
         style = draw(st.sampled_from([*STYLES, "pair"]))
         shape = draw(shapes(min_dims=2, max_dims=2, min_size=1))
         if style == "pair":
@@ -249,10 +256,10 @@ def inputs(width: int) -> torch.Tensor:
     weight=0.5,
 )
 def parallel(
-    x: Whole,
+    x: FullTensor,
     mesh: DeviceMesh,
     style: Literal["colwise", "rowwise", "colwise-embedding", "rowwise-embedding", "pair"],
-    a: Whole | None = None,
+    a: FullTensor | None = None,
 ):
     """ColwiseParallel and RowwiseParallel shard the weight and bias of a linear or embedding layer, and a column-wise
     followed by a row-wise layer computes what the layers compute without them."""

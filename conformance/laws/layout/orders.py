@@ -18,7 +18,7 @@ from shardlaw.conformance.law.due import Global, Of
 from shardlaw.conformance.law.fields import Field, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.tensor_fields import PlacedAs, Whole
+from shardlaw.conformance.laws.shared.tensor_fields import FullTensor, PlacementsOf
 from shardlaw.reference import placement as reference
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
@@ -49,7 +49,7 @@ def draw_strided(limits: Limits) -> SearchStrategy[Case]:
     weight=0.5,
     tier="extended",
 )
-def strided(x: Whole, mesh: DeviceMesh, placements: PlacedAs, how: Literal["distribute", "redistribute"]):
+def strided(x: FullTensor, mesh: DeviceMesh, placements: PlacementsOf, how: Literal["distribute", "redistribute"]):
     """Strided shards of any split factor have the elements and the local shape that the split factor defines, also
     where they encode no shard order."""
     replicated = [Replicate()] * mesh.ndim
@@ -128,7 +128,10 @@ def shard_in_order(x: torch.Tensor, mesh: DeviceMesh, orders: Any) -> torch.Tens
     tier="extended",
 )
 def order(
-    x: Whole, mesh: DeviceMesh, placements: PlacedAs, cuts: Annotated[dict[int, Order] | None, OrdersField()] = None
+    x: FullTensor,
+    mesh: DeviceMesh,
+    placements: PlacementsOf,
+    cuts: Annotated[dict[int, Order] | None, OrdersField()] = None,
 ):
     """Strided shards that encode a shard order decode to it, and it encodes to them; for even shards both give the same
     local tensors; other placements decode to no order."""

@@ -21,7 +21,7 @@ from shardlaw.conformance.law.fields import Placements, Rank, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.layout.distribute import DOC
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.derived import Derived, operand
+from shardlaw.conformance.laws.shared.derived import DerivedField, operand
 
 
 def save_and_load(x):
@@ -119,7 +119,7 @@ REPLACES = ("swapped", "data")  # these replace the layout of the tensor too
 
 
 def draw_assigned(limits: Limits) -> SearchStrategy[Case]:
-    moves = draws.moved(limits, kinds=("R", "S"), targets=("R", "S"), dtypes=draws.FLOATS)
+    moves = draws.redistribution_cases(limits, kinds=("R", "S"), targets=("R", "S"), dtypes=draws.FLOATS)
     # docs/open-questions.md: what has a rank outside the mesh of a 0-d tensor?
     fit = moves.filter(lambda case: bool(case.tensor("x").shape) or len(case.mesh().ranks) == case.world)
     return st.tuples(fit, st.sampled_from(list(WRITES))).map(lambda pair: pair[0].with_fields(how=pair[1]))
@@ -235,7 +235,10 @@ def read_other(case: Case) -> Global:
     weight=0.3,
 )
 def compared(
-    x: DTensor, other: Annotated[DTensor, Derived(read_other)], by: Literal["close", "equal"], at: int | None = None
+    x: DTensor,
+    other: Annotated[DTensor, DerivedField(read_other)],
+    by: Literal["close", "equal"],
+    at: int | None = None,
 ):
     """torch.equal and assert_close find one different element on every rank, whichever rank holds it."""
     if by == "equal":

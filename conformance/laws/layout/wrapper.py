@@ -20,7 +20,15 @@ from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Device, Rank, WordField
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.tensor_fields import Boxed, BoxedOf, Offsets, PlacedAs, ShapeOf, Shards, StrideOf
+from shardlaw.conformance.laws.shared.tensor_fields import (
+    BoxedOf,
+    BoxedTensor,
+    Offsets,
+    PlacementsOf,
+    ShapeOf,
+    Shards,
+    StrideOf,
+)
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placement, Replicate, Shard
 from shardlaw.reference.shards import are_side_by_side
@@ -91,7 +99,7 @@ def draw_boxed(way: str, **extra: SearchStrategy[Any]) -> Callable[[Limits], Sea
 
 def features_boxed(case: Case) -> set[str]:
     """Whether ranks of the mesh have several boxes, or none."""
-    x = Boxed.of(case)
+    x = BoxedTensor.of(case)
     counts = [len(x.boxes(rank)) for rank in case.mesh().ranks]
     return {*(["several-shards"] if max(counts) > 1 else []), *(["shardless"] if min(counts) == 0 else [])}
 
@@ -112,7 +120,7 @@ def contents(wrapper: Any) -> dict[str, Any]:
     }
 
 
-def contents_due(x: Boxed, rank: int) -> dict[str, Any]:
+def contents_due(x: BoxedTensor, rank: int) -> dict[str, Any]:
     own = x.boxes(rank)
     size = Of((*own[0].size[:-1], sum(box.size[-1] for box in own))) if own and are_side_by_side(own) else ...
     return {
@@ -142,7 +150,7 @@ def wrapper(
     shards: Shards,
     offsets: Offsets,
     mesh: DeviceMesh,
-    placements: PlacedAs,
+    placements: PlacementsOf,
     shape: ShapeOf,
     stride: StrideOf,
     device: Device,
@@ -268,7 +276,7 @@ def _(x: BoxedOf, op, rank: Rank, requires_grad=False):
     own = x.boxes(rank)
     full = {"copy": x.full.to(torch.complex64), "new_empty": torch.zeros_like(x.full)}.get(op, x.full)
     return {
-        "contents": contents_due(Boxed(full, x.mesh, x.shards), rank),
+        "contents": contents_due(BoxedTensor(full, x.mesh, x.shards), rank),
         "shared": op in ("detach", "view") if own else ...,
         "equal": [True, False, False, False] if op == "equal" else None,
         "requires_grad": Of([False] * len(own)) if op == "detach" else ...,

@@ -42,7 +42,9 @@ MORE_MESHES = (
 def all_meshes(limits: Limits) -> list[Mesh]:
     """Every mesh of :func:`draws.meshes` and of :data:`MORE_MESHES` once, the plainest first."""
     further = [mesh for mesh in map(Mesh.parse, MORE_MESHES) if max(mesh.ranks) < limits.world_size]
-    return list(dict.fromkeys([*draws.meshes(limits, outside=False, tables=False), *further, *draws.meshes(limits)]))
+    return list(
+        dict.fromkeys([*draws.meshes(limits, submeshes=False, permuted=False), *further, *draws.meshes(limits)])
+    )
 
 
 def ascending_meshes(limits: Limits) -> list[Mesh]:

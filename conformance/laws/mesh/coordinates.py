@@ -112,7 +112,7 @@ def _(mesh, rank: Rank):
 
 @st.composite
 def draw_equality(draw: st.DrawFn, limits: Limits) -> Case:
-    first = draw(st.sampled_from(list(dict.fromkeys(draws.meshes(limits, least=2)))))
+    first = draw(st.sampled_from(list(dict.fromkeys(draws.meshes(limits, min_size=2)))))
     similar = [
         mesh
         for mesh in dict.fromkeys(draws.meshes(limits))

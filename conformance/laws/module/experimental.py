@@ -53,7 +53,7 @@ MIXED_CALLS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def draw_implicit(limits: Limits) -> SearchStrategy[Case]:
-    meshes = draws.meshes(limits, outside=False, tables=False, least=2)
+    meshes = draws.meshes(limits, submeshes=False, permuted=False, min_size=2)
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
@@ -160,8 +160,8 @@ def draw_registered(limits: Limits) -> SearchStrategy[Case]:
         ndim = len(layout.shape)
         return {"dim": draw(st.integers(-ndim, ndim - 1)), "by": draw(st.sampled_from([None, "name"]))}
 
-    meshes = draws.meshes(limits, outside=False, tables=False, least=2)
-    cases = draws.placed(limits, kinds=("R", "S", "S", "P"), min_dims=1, on=meshes, extra=extra)
+    meshes = draws.meshes(limits, submeshes=False, permuted=False, min_size=2)
+    cases = draws.tensor_cases(limits, kinds=("R", "S", "S", "P"), min_dims=1, on=meshes, extra=extra)
     return cases.filter(lambda case: 0 not in case.tensor("x").shape)
 
 

@@ -23,7 +23,7 @@ from shardlaw.conformance.law.program.parse import Program as Steps
 from shardlaw.conformance.law.program.parse import plain_run_context
 from shardlaw.conformance.laws.op.forward import fields_text
 from shardlaw.conformance.laws.op.results import Result, dense_operands, is_replicated, refusal_unless, specs
-from shardlaw.conformance.laws.shared.draws import First, Listed
+from shardlaw.conformance.laws.shared.draws import Chained, LazyCases
 from shardlaw.reference import placement as reference
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.notation import NotationError
@@ -252,18 +252,18 @@ def backward_law(op: Op) -> Law:
         control=fields_text(to_case(plainest(op))),
         draw=lambda limits: to_cases(gradient_samples(op, world_size=limits.world_size)),
         draws=DRAWS,
-        sweep=lambda limits: Listed(
-            First(unusual_gradient(op, limits.world_size), GradientSweep(op, limits.world_size)), to_case
+        sweep=lambda limits: LazyCases(
+            Chained(unusual_gradient(op, limits.world_size), GradientSweep(op, limits.world_size)), to_case
         ),
         sweeps=1 + (LIGHT_SWEEPS if op.light else SWEEPS),
         seconds=SECONDS.get(op.name, 0.0),
     )
 
 
-def list_corners(limits: Limits) -> Listed[Backward]:
+def list_corners(limits: Limits) -> LazyCases[Backward]:
     """The programs of a table, and enumerated ones, for which there are enough ranks."""
     samples = [*corner_gradients(), *enumerate_gradient_programs(limits.most)]
-    return Listed([each for each in samples if max(each.sample.mesh.ranks) < limits.most], to_case)
+    return LazyCases([each for each in samples if max(each.sample.mesh.ranks) < limits.most], to_case)
 
 
 program_backward = gradient_law(

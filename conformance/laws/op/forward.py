@@ -18,7 +18,7 @@ from shardlaw.conformance.laws.op.results import (
     result_law,
     specs,
 )
-from shardlaw.conformance.laws.shared.draws import First, Listed
+from shardlaw.conformance.laws.shared.draws import Chained, LazyCases
 from shardlaw.strategies.op_catalogue import OPS
 from shardlaw.strategies.op_draws import op_samples, samples_no_larger, unusual_samples
 from shardlaw.strategies.op_sweep import Sweep, plainest
@@ -56,9 +56,9 @@ def to_cases(samples: SearchStrategy[Sample]) -> SearchStrategy[Case]:
     return st.tuples(samples, st.integers(0, 3)).map(lambda pair: to_case(*pair))
 
 
-def list_cases(samples: Sequence[Sample], limits: Limits) -> Listed[Sample]:
+def list_cases(samples: Sequence[Sample], limits: Limits) -> LazyCases[Sample]:
     """The cases of the ``samples`` for which there are enough ranks."""
-    return Listed([sample for sample in samples if max(sample.mesh.ranks) < limits.most], to_case)
+    return LazyCases([sample for sample in samples if max(sample.mesh.ranks) < limits.most], to_case)
 
 
 def narrow(op: Op, case: Case) -> SearchStrategy[Case]:
@@ -79,8 +79,9 @@ def forward_law(op: Op) -> Law:
         control=fields_text(to_case(plainest(op))),
         draw=lambda limits: to_cases(op_samples(op, world_size=limits.world_size, dtypes=limits.dtypes)),
         draws=LIGHT_DRAWS if op.light else DRAWS,
-        sweep=lambda limits: Listed(
-            First(unusual_samples(op, unusual, limits.world_size, limits.dtypes), Sweep(op, limits.world_size)), to_case
+        sweep=lambda limits: LazyCases(
+            Chained(unusual_samples(op, unusual, limits.world_size, limits.dtypes), Sweep(op, limits.world_size)),
+            to_case,
         ),
         sweeps=unusual + min(LIGHT_SWEEPS if op.light else 2 * len(op.variants) + MORE_SWEEPS, MOST_SWEEPS),
         narrow=lambda case: narrow(op, case),

@@ -20,7 +20,7 @@ from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.op import backward, opinfo
 from shardlaw.conformance.laws.op.forward import CLAUSE, DTENSOR, fields_text, narrow, to_case
 from shardlaw.conformance.laws.op.results import result_law, specs
-from shardlaw.conformance.laws.shared.draws import Listed
+from shardlaw.conformance.laws.shared.draws import LazyCases
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies.op_gradients import Backward, GradientSweep
 from shardlaw.strategies.op_sweep import SQUARE, Sweep, row_sample
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 CONTROLS = Path(__file__).with_name("controls.txt")
 
 
-class LazyCases(Sequence[Case]):
+class ReadLater(Sequence[Case]):
     """The ``first`` cases, then those made of an op's samples, which are read when one of them is indexed."""
 
-    def __init__(self, first: Sequence[Case], read: Callable[[], Listed]) -> None:  # type: ignore[type-arg]
+    def __init__(self, first: Sequence[Case], read: Callable[[], LazyCases]) -> None:  # type: ignore[type-arg]
         self._first = first
         self._read = read
 
     @cached_property
-    def _rest(self) -> Listed:  # type: ignore[type-arg]
+    def _rest(self) -> LazyCases:  # type: ignore[type-arg]
         return self._read()
 
     def __len__(self) -> int:
@@ -88,11 +88,11 @@ def narrow_cases(case: Case) -> SearchStrategy[Case]:
 
 
 def forward_law(control: Case, name: str) -> Law:
-    def read(limits: Limits) -> Listed[Sample]:
+    def read(limits: Limits) -> LazyCases[Sample]:
         found = opinfo.read(name)
         if not found.variants:
             raise TorchMovedError(f"no samples: {found.reason}")
-        return Listed(Sweep(opinfo.make_op(name, found.variants), limits.world_size), to_case)
+        return LazyCases(Sweep(opinfo.make_op(name, found.variants), limits.world_size), to_case)
 
     return result_law(
         control.law,
@@ -100,7 +100,7 @@ def forward_law(control: Case, name: str) -> Law:
         clause=f"{name} {CLAUSE}",
         source=DTENSOR,
         control=fields_text(control),
-        sweep=lambda limits: LazyCases(_on_2d_mesh(control, limits), lambda: read(limits)),
+        sweep=lambda limits: ReadLater(_on_2d_mesh(control, limits), lambda: read(limits)),
         sweeps=1,
         profile="ci" if name.endswith(".in-place") else "smoke",
         narrow=narrow_cases,
@@ -109,19 +109,19 @@ def forward_law(control: Case, name: str) -> Law:
 
 
 def backward_law(control: Case, name: str) -> Law:
-    def read(limits: Limits) -> Listed[Backward]:
+    def read(limits: Limits) -> LazyCases[Backward]:
         found = opinfo.read(name)
         if not found.gradients:
             raise TorchMovedError(f"no samples that have gradients: {found.reason or 'not in the installed torch'}")
         sweep = GradientSweep(opinfo.make_op(name, found.variants), limits.world_size, dict(found.gradients))
-        return Listed(sweep, backward.to_case)
+        return LazyCases(sweep, backward.to_case)
 
     return backward.gradient_law(
         control.law,
         name,
         source=backward.SOURCE,
         control=fields_text(control),
-        sweep=lambda limits: LazyCases([control], lambda: read(limits)),
+        sweep=lambda limits: ReadLater([control], lambda: read(limits)),
         sweeps=1,
         profile="ci",
     )

@@ -1,2 +1,1 @@
-"""The states of optimizers: sharded on one axis or two, through checkpoints, of fully sharded models, whole and in
-parts."""
+"""Laws of the states of optimizers and models: get_state_dict and set_state_dict, checkpoints, FSDP, sharded loads."""

@@ -1,10 +1,9 @@
-"""Laws on the state of a model and that of its optimizer together: taken from one model, given to another.
+"""Laws of the states of a model and its optimizer, read from one model and set on another.
 
-A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` are the options:
-``flat`` (no nested dicts of the optimizer), ``whole`` (whole tensors on every rank), ``broadcast`` (whole
-tensors, from rank 0; ``apart``: first that of the model, then that of the optimizer) and ``offload`` (on the
-host: with whole tensors on rank 0 alone), joined by commas. Whole tensors may be given to a model that is
-placed by ``to``; others are given to one like the first.
+A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` are the options, joined by
+commas: ``flat`` (a flat optimizer state), ``whole`` (full tensors on every rank), ``broadcast`` (full tensors from
+rank 0; with ``apart`` the model's state and the optimizer's are set one after the other) and ``offload`` (on the CPU;
+full tensors on rank 0 only). A full state may be set on a model with other placements, the fields ``to``.
 """
 
 from __future__ import annotations
@@ -40,28 +39,28 @@ from shardlaw.conformance.laws.checkpoint.models import (
 )
 from shardlaw.conformance.laws.checkpoint.trip import tensor_names
 from shardlaw.conformance.laws.optimizer.fields import (
-    PoisonedElsewhere,
+    PoisonedTarget,
     Tensors,
     WordsField,
-    given,
-    trained,
+    optimized_values,
+    values_with_grads,
 )
 from shardlaw.conformance.laws.optimizer.nets import (
     EXTRA,
-    Deep,
+    NestedStateOptimizer,
     Net,
-    is_whole,
-    learn,
-    named,
-    options_of,
-    wrapped,
+    by_state_name,
+    is_full_state,
+    state_options,
+    train_step,
+    wrap_model,
 )
 from shardlaw.conformance.laws.roundtrip.cases import narrow
 
 DOCS = "torch.distributed.checkpoint.state_dict docs"
 NEEDS = ("checkpoint", "object_collectives")
-HAVING = ("tied", "same", "extra", "hidden", "renamed", "frozen", "idle", "hollow", "scheduled")
-Having = Annotated[Sequence[str], WordsField(*HAVING)]
+TRAITS = ("tied", "same", "extra", "hidden", "renamed", "frozen", "idle", "hollow", "scheduled")
+Traits = Annotated[Sequence[str], WordsField(*TRAITS)]
 How = Annotated[Sequence[str], WordsField("plain", "flat", "whole", "broadcast", "apart", "offload")]
 FEATURES = {
     "tied": "tied",
@@ -84,112 +83,112 @@ Wrap = Literal[
 ]  # fmt: skip
 
 
-def optimizer_of(
-    net: Net, rates: Sequence[float], groups: str, having: Sequence[str], opt: str
+def make_optimizer(
+    net: Net, rates: Sequence[float], groups: str, traits: Sequence[str], opt: str
 ) -> torch.optim.Optimizer:
-    parameters, hollow = [*net.given(having).values()], "last" if "hollow" in having else None
+    parameters, hollow = [*net.optimizer_parameters(traits).values()], "last" if "hollow" in traits else None
     if opt == "deep":
-        return Deep(with_rates(grouped(parameters, groups, hollow), rates))
+        return NestedStateOptimizer(with_rates(grouped(parameters, groups, hollow), rates))
     return adam(parameters, rates, groups, hollow)
 
 
-def names_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The names in the state of an optimizer; of a flat one the rates too, which are entries of it."""
+def optimizer_state_names(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The names in the state of an optimizer; of a flat state also the learning rates, which are entries."""
     if "param_groups" in state:
         return {"names": sorted(state["state"]), "groups": [group["params"] for group in state["param_groups"]]}
     rates = {name: value for name, value in state.items() if name.startswith("param_groups.") and name.endswith(".lr")}
     return {"names": sorted(name for name in state if name.startswith("state.")), "rates": rates}
 
 
-def together(
+def transfer_states(
     tensors: Tensors,
-    others: PoisonedElsewhere,
+    others: PoisonedTarget,
     rank: Rank,
     how: How = (),
-    with_: Having = (),
+    with_: Traits = (),
     wrap: Wrap = "none",
     wrap__load: Wrap | None = None,
     groups: Literal["each", "one"] = "each",
     opt: Literal["adam", "deep"] = "adam",
 ):
-    """Both states, taken at once and given at once, make another model and its optimizer the first ones; their
-    names are canonical."""
     net = Net(tensors, with_)
-    optimizer, model = optimizer_of(net, RATES, groups, with_, opt), wrapped(net, wrap)
+    optimizer, model = make_optimizer(net, RATES, groups, with_, opt), wrap_model(net, wrap)
     for group in optimizer.param_groups if "scheduled" in with_ else ():
         group["initial_lr"] = 2 * group["lr"]
-    learn(optimizer)
-    options = options_of(how)
-    taking = replace(options, broadcast_from_rank0=False)
-    model_state, optimizer_state = get_state_dict(model, optimizer, options=taking)
-    taken = {"taken": dict(model_state), "optimizer names": names_of(optimizer_state)}
+    train_step(optimizer)
+    options = state_options(how)
+    get_options = replace(options, broadcast_from_rank0=False)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=get_options)
+    saved = {"taken": dict(model_state), "optimizer names": optimizer_state_names(optimizer_state)}
 
     net = Net(others, with_, other=True)
-    held, parameters, inner = net.held(), net.given(with_), net.inner
-    optimizer, model = optimizer_of(net, OTHER_RATES, groups, with_, opt), wrapped(net, wrap__load or wrap)
+    target_tensors, parameters, inner = net.held(), net.optimizer_parameters(with_), net.inner
+    optimizer, model = make_optimizer(net, OTHER_RATES, groups, with_, opt), wrap_model(net, wrap__load or wrap)
     states = (model_state, optimizer_state) if rank == 0 or "broadcast" not in how else ({}, {})
     if "apart" in how:
-        said = set_model_state_dict(model, states[0], options=options)
+        incompatible = set_model_state_dict(model, states[0], options=options)
         set_optimizer_state_dict(model, optimizer, states[1], options=options)
     else:
-        said = set_state_dict(model, optimizer, model_state_dict=states[0], optim_state_dict=states[1], options=options)
+        incompatible = set_state_dict(
+            model, optimizer, model_state_dict=states[0], optim_state_dict=states[1], options=options
+        )
     return {
-        **taken,
-        "told": [*said.missing_keys, *said.unexpected_keys],
-        "given": held,
+        **saved,
+        "told": [*incompatible.missing_keys, *incompatible.unexpected_keys],
+        "given": target_tensors,
         "extra": getattr(inner, "extra", None),
         **learned(parameters, optimizer),
         "scheduled": [group.get("initial_lr") for group in optimizer.param_groups],
     }
 
 
-def due_together(tensors, others, rank: Rank, how, with_, groups, opt):
-    parameters, hollow, deep = [*given(tensors, with_)], "last" if "hollow" in with_ else None, opt == "deep"
-    rates = saved_rates(parameters, groups, hollow)
-    kept = keeps(trained(others, with_), rates, deep=deep)
-    whole = is_whole(how)
-    stated = {"_extra_state": Of(EXTRA, "wrong-value")} if "extra" in with_ else None
-    taken = named(dense(tensors) if whole else tensors, with_, stated)
-    names = optimizer_names(kept, parameters, rates, how, groups, hollow)
-    if rank > 0 and whole and "offload" in how:  # on the host of rank 0 alone
-        taken, names = {}, {"names": Of([]), "rates": {}}
+def due_transfer(tensors, others, rank: Rank, how, with_, groups, opt):
+    parameters, hollow = [*optimized_values(tensors, with_)], "last" if "hollow" in with_ else None
+    rates, full = saved_rates(parameters, groups, hollow), is_full_state(how)
+    due_optimizer = keeps(values_with_grads(others, with_), rates, deep=opt == "deep")
+    extra = {"_extra_state": Of(EXTRA, "wrong-value")} if "extra" in with_ else None
+    saved = by_state_name(dense(tensors) if full else tensors, with_, extra)
+    names = due_optimizer_names(due_optimizer, parameters, rates, how, groups, hollow)
+    if rank > 0 and full and "offload" in how:  # only rank 0 has it
+        saved, names = {}, {"names": Of([]), "rates": {}}
     return {
-        "taken": taken,
+        "taken": saved,
         "optimizer names": names,
         "told": Of([]),
-        "given": held_by(others, with_),
+        "given": due_tensors(others, with_),
         "extra": Of(EXTRA if "extra" in with_ else None, "wrong-value"),
-        **kept,
+        **due_optimizer,
         "scheduled": [2 * rate if "scheduled" in with_ else None for rate in rates],
     }
 
 
-def held_by(values: Mapping[str, Any], having: Sequence[str]) -> dict[str, Any]:
-    """What an other model holds when it was given a state: what is no part of one is still its own."""
-    return named(values, having, {"scratch": torch.full((3,), 2.0)} if "hidden" in having else None)
+def due_tensors(values: Mapping[str, Any], traits: Sequence[str]) -> dict[str, Any]:
+    """The due tensors of the target model after its state was set; buffers outside the state keep their values."""
+    return by_state_name(values, traits, {"scratch": torch.full((3,), 2.0)} if "hidden" in traits else None)
 
 
-def optimizer_names(
-    kept: Any, parameters: list[str], rates: list[float], how: Sequence[str], groups: str, hollow: str | None
+def due_optimizer_names(
+    due: Any, parameters: list[str], rates: list[float], how: Sequence[str], groups: str, hollow: str | None
 ) -> dict[str, Any]:
-    members = grouped(parameters, groups, hollow)
+    """The due result of :func:`optimizer_state_names`; ``due`` is that of the optimizer's contents."""
+    paths = grouped(parameters, groups, hollow)
     if "flat" not in how:
-        return {"names": Of(sorted(kept["averages"])), "groups": Of(members)}
-    names = [f"state.{path}.{key}" for path, averages in kept["averages"].items() for key in ("step", *averages)]
-    by_name = {f"param_groups.{path}.lr": rate for group, rate in zip(members, rates, strict=True) for path in group}
+        return {"names": Of(sorted(due["averages"])), "groups": Of(paths)}
+    names = [f"state.{path}.{key}" for path, averages in due["averages"].items() for key in ("step", *averages)]
+    by_name = {f"param_groups.{path}.lr": rate for group, rate in zip(paths, rates, strict=True) for path in group}
     return {"names": Of(sorted(names)), "rates": by_name}
 
 
 def features(case: Case) -> set[str]:
-    how, having = {*case.get("how", "plain").split(",")}, {*case.get("with", "").split(",")}
-    found = {"module"} | {feature for word, feature in FEATURES.items() if word in how | having}
+    how, traits = {*case.get("how", "plain").split(",")}, {*case.get("with", "").split(",")}
+    found = {"module"} | {feature for word, feature in FEATURES.items() if word in how | traits}
     found |= {f"way:{case.get(field)}" for field in ("wrap", "wrap.load") if case.get(field, "none") != "none"}
     found |= {"broadcast-both"} if "broadcast" in how and "apart" not in how else set()
     return found | ({"nested-state"} if case.get("opt", "adam") == "deep" else set())
 
 
-def swept(*lines: str, behind: int = 0) -> dict[str, Any]:
-    """The part of a record that its cases make; the last ones, ``behind`` of them, smoke does not try."""
+def sweep_record(*lines: str, untried: int = 0) -> dict[str, Any]:
+    """The fields of a law's record for a sweep of these cases; smoke does not try the last ``untried`` ones."""
 
     def sweep(limits: Limits) -> list[Case]:
         return [
@@ -198,11 +197,11 @@ def swept(*lines: str, behind: int = 0) -> dict[str, Any]:
             if {case.tensor(name).dtype for name in tensor_names(case)} <= {*limits.dtypes}
         ]
 
-    def smaller(case: Case) -> SearchStrategy[Case]:
-        """Those that still have two tensors: what is odd about a model hangs on them."""
+    def narrow_with_inner(case: Case) -> SearchStrategy[Case]:
+        """Smaller cases that still have a tensor in the inner module, to which most traits apply."""
         return narrow(case).map(lambda smaller: smaller if "a" in smaller else case)
 
-    return {"sweep": sweep, "sweeps": len(lines) - behind, "narrow": smaller, "needs": NEEDS, "smallest": 1}
+    return {"sweep": sweep, "sweeps": len(lines) - untried, "narrow": narrow_with_inner, "needs": NEEDS, "smallest": 1}
 
 
 SMALL = "float32:small"
@@ -224,7 +223,7 @@ TOGETHER = (
     f"mesh=2 x=2:S(0):{SMALL} a=2:R:{SMALL} how=flat,whole",
     f"mesh=2 x=2:S(0):{SMALL} a=2:S(0):{SMALL} how=whole with=same",
     f"mesh=2 x=2:R:{SMALL} a=2:R:{SMALL} how=flat with=scheduled",
-    # behind what smoke tries: where ranks wait for each other it takes as long as a case may
+    # not in smoke: if the ranks hang, it takes the time limit of a case
     f"mesh=2 x=2:S(0):{SMALL} a=2:R:{SMALL} how=broadcast",
 )
 WRAPPED = (
@@ -256,47 +255,47 @@ DEEP = (
 )
 
 
-def both(name: str, lines: Sequence[str], control: str, clause: str, source: str, behind: int = 0) -> Law:
-    made = law(
+def both_states_law(name: str, lines: Sequence[str], control: str, clause: str, source: str, untried: int = 0) -> Law:
+    built = law(
         f"optimizer.{name}",
         control=control,
         clause=clause,
         source=f"{DOCS}, {source}",
         features=features,
-        **swept(*lines, behind=behind),
-    )(together)
-    made.due(due_together)
-    return made
+        **sweep_record(*lines, untried=untried),
+    )(transfer_states)
+    built.due(due_transfer)
+    return built
 
 
 LAWS = (
-    both(
+    both_states_law(
         "together",
         TOGETHER,
         f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL}",
-        "The states of a model and its optimizer, taken and given together, make another model and optimizer the same.",
+        "get_state_dict and set_state_dict copy the state of a model and its optimizer to another model and optimizer.",
         "get_state_dict, set_state_dict; StateDictOptions",
-        behind=1,
+        untried=1,
     ),
-    both(
+    both_states_law(
         "wrapped",
         WRAPPED,
         f"mesh=2 x=4x2:-:{SMALL} a=2:-:{SMALL} wrap=ddp",
-        "Whatever wraps a model, its names in both states are its own, and both fit one that is wrapped differently.",
+        "The names in both states do not depend on wrappers of the model, and fit a model that is wrapped differently.",
         "get_state_dict: the keys are canonical FQNs; DDP, FSDP and any combination of parallelisms",
     ),
-    both(
+    both_states_law(
         "tied",
         TIED,
         f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL} with=tied",
-        "A parameter under two names is in the state of its model under both, in the optimizer's under the first.",
+        "A parameter with two names is in the model's state under both, and in the optimizer's state under the first.",
         "get_state_dict: canonical FQNs as returned by named_parameters",
     ),
-    both(
+    both_states_law(
         "deep",
         DEEP,
         f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL} opt=deep how=flat",
-        "What an optimizer keeps in dicts within dicts comes back in them, from a flat state as well.",
+        "An optimizer state of nested dicts is restored as nested dicts, also from a flat state.",
         "StateDictOptions: flatten_optimizer_state_dict; arbitrary levels of nesting for optimizers like Shampoo",
     ),
 )

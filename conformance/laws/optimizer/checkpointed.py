@@ -1,11 +1,10 @@
-"""The law on the state of the optimizer of a sharded model through a checkpoint: saved by a model sharded one way,
-loaded by another.
+"""The law of an optimizer's state in a checkpoint, saved from a model sharded one way, loaded into one sharded another.
 
-The fields ``a``, ``b`` and ``c`` of a case are the gradients of the parameters of these names: the first and
-the last at the top of the model, the second in a module inside. ``way`` and ``way.load`` say how they are
-sharded: ``line`` (by hand, by rows over all ranks), ``fsdp`` (``fully_shard``), ``fsdp1``
-(``FullyShardedDataParallel``) or ``both`` (by rows within pairs of ranks, then ``fully_shard`` over these). One step
-of Adam with betas of a half leaves halves of the gradient and of its square, exactly.
+The fields ``a``, ``b`` and ``c`` of a case are the gradients of the parameters of these names; ``b`` is in an inner
+module. ``way`` and ``way.load`` say how the model is sharded: ``line`` (DTensors in rows over all ranks), ``fsdp``
+(``fully_shard``), ``fsdp1`` (``FullyShardedDataParallel``) or ``both`` (in rows within pairs of ranks, then
+``fully_shard`` over the pairs). After one step of Adam with betas of 0.5, the averages are exactly half of the gradient
+and half of its square.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from shardlaw.conformance.laws.checkpoint.models import (
     saved_rates,
 )
 from shardlaw.conformance.laws.optimizer.fields import Gradients, WorldMesh
-from shardlaw.conformance.laws.sharded_tensor.checkpoints import in_worlds, worlds
-from shardlaw.conformance.laws.sharded_tensor.fields import due_of, features_of_spec
-from shardlaw.conformance.laws.sharded_tensor.shards import as_told
+from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe_if_sharded
+from shardlaw.conformance.laws.sharded_tensor.checkpoints import world_fields, world_sizes
+from shardlaw.conformance.laws.sharded_tensor.fields import due_rows, features_of_spec
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Shard as ReferenceShard
@@ -51,15 +50,15 @@ from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
 
 DOCS = "torch.distributed.checkpoint.state_dict docs"
-OFTEN = ("line", "fsdp", "line", "fsdp", "fsdp1")
+WAYS = ("line", "fsdp", "line", "fsdp", "fsdp1")
 PATHS = {"a": "a", "b": "inner.b", "c": "c"}
 Way = Literal["line", "fsdp", "fsdp1", "both"]
 Groups = Literal["each", "one", "back"]
 Hollow = Literal["first", "last"]
 
 
-class Summed(nn.Module):
-    """Its output is the sum of the products of its parameters with these gradients, which are so their gradients."""
+class ProductSum(nn.Module):
+    """A module whose output is the sum of its parameters times constants, which are therefore their gradients."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], grads: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -74,21 +73,26 @@ class Summed(nn.Module):
 
 
 def sharded_model(
-    grads: Mapping[str, torch.Tensor], way: Way, mesh: DeviceMesh, device: torch.device, unused: str, frozen: str
+    grads: Mapping[str, torch.Tensor],
+    way: Way,
+    mesh: DeviceMesh,
+    device: torch.device,
+    unused: str = "",
+    frozen: str = "",
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A model of zeros, sharded in a way, and the gradients that its backward pass gives."""
+    """A model of zeros, sharded in this way, and the gradients of its ``used`` parameters."""
     zeros = {name: torch.zeros_like(grad) for name, grad in grads.items()}
     if way == "both":
         grid = DeviceMesh(mesh.device_type, mesh.mesh.view(-1, 2), mesh_dim_names=("full", "pair"))
         mesh, pair = grid["full"], grid["pair"]
-        grads = {name: in_rows(grad, pair) for name, grad in grads.items()}
-        zeros = {name: in_rows(full, pair) for name, full in zeros.items()}
+        grads = {name: shard_rows(grad, pair) for name, grad in grads.items()}
+        zeros = {name: shard_rows(full, pair) for name, full in zeros.items()}
     if way == "line":
-        zeros = {name: in_rows(full, mesh) for name, full in zeros.items()}
+        zeros = {name: shard_rows(full, mesh) for name, full in zeros.items()}
     parameters = {name: nn.Parameter(full, requires_grad=name != frozen) for name, full in zeros.items()}
     used = {name: grad for name, grad in grads.items() if name not in (unused, frozen)}
-    model: Any = Summed({name: parameter for name, parameter in parameters.items() if name != "b"}, used)
-    model.inner = Summed({"b": parameters["b"]}, used) if "b" in parameters else None
+    model: Any = ProductSum({name: parameter for name, parameter in parameters.items() if name != "b"}, used)
+    model.inner = ProductSum({"b": parameters["b"]}, used) if "b" in parameters else None
     if way in ("fsdp", "both"):
         for module in filter(None, (model.inner, model)):
             fully_shard(module, mesh=mesh)
@@ -99,63 +103,65 @@ def sharded_model(
     return model, used
 
 
-def in_rows(full: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+def shard_rows(full: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     return distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None)
 
 
-def learned(model: nn.Module, optimizer: torch.optim.Optimizer, way: Way, names: Iterable[str]) -> dict[str, Any]:
-    """The rates of an optimizer, and what it keeps of these parameters."""
-    states: Any = get_optimizer_state_dict(model, optimizer)["state"] if way == "fsdp1" else None
-    if states is None:
+def optimizer_contents(
+    model: nn.Module, optimizer: torch.optim.Optimizer, way: Way, names: Iterable[str]
+) -> dict[str, Any]:
+    """The learning rates of an optimizer, and its state of these parameters."""
+    if way == "fsdp1":
+        states: Any = get_optimizer_state_dict(model, optimizer)["state"]
+    else:
         states = {path: optimizer.state.get(parameter, {}) for path, parameter in model.named_parameters()}
-    kept = {PATHS[name]: states.get(PATHS[name], {}) for name in names}
-    found = {path: {key: as_told(average) for key, average in state.items()} for path, state in kept.items()}
+    found = {path: states.get(path, {}) for path in (PATHS[name] for name in names)}
+    found = {path: {key: describe_if_sharded(value) for key, value in state.items()} for path, state in found.items()}
     return averages_and_rates(found, optimizer)
 
 
-def without(state: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The state of an optimizer, flat or not, without that of one parameter."""
+def drop_parameter(state: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The state of an optimizer, flat or nested, without the entries of one parameter."""
     if "state" in state:
         return {**state, "state": {name: value for name, value in state["state"].items() if name != path}}
     return {name: value for name, value in state.items() if not name.startswith(f"state.{path}.")}
 
 
-def due_learned(
+def due_optimizer_contents(
     grads: Mapping[str, torch.Tensor], way: Way, rank: int, world: int, names: Sequence[str], rates: Sequence[float]
 ) -> dict[str, Any]:
-    """What :func:`learned` must find after a step: averages by rows over all ranks, pairs of ranks first where the
-    model is sharded ``both`` ways."""
+    """The due result of :func:`optimizer_contents` after one step, for the parameters but for ``names``."""
     ranks = tuple(range(world))
     if way == "both" and world % 2:
         raise Meaningless("an odd number of ranks has no pairs")
 
-    def placed(full: torch.Tensor) -> Any:
+    def due_sharded(full: torch.Tensor) -> Any:
         if way == "fsdp1":
-            return due_of(full, ChunkSpec(0, ranks).shards(tuple(full.shape)), rank)
+            return due_rows(full, ranks, rank)
         if way == "both":
             pairs = Mesh((world // 2, 2), ranks)
             return Global(full, Layout(tuple(full.shape), pairs, (StridedShard(0, 2), ReferenceShard(0))))
         return Global(full, Layout(tuple(full.shape), Mesh((world,), ranks), (ReferenceShard(0),)))
 
-    kept = keeps({PATHS[name]: grad for name, grad in grads.items() if name not in names}, rates)
-    averages = {path: {key: placed(full) for key, full in one.items()} for path, one in kept["averages"].items()}
-    return {"rates": kept["rates"], "steps": kept["steps"], "averages": averages}
+    due = keeps({PATHS[name]: grad for name, grad in grads.items() if name not in names}, rates)
+    averages = {
+        path: {key: due_sharded(full) for key, full in state.items()} for path, state in due["averages"].items()
+    }
+    return {"rates": due["rates"], "steps": due["steps"], "averages": averages}
 
 
 def features(case: Case) -> set[str]:
-    saving, loading = worlds(case)
+    save_ranks, load_ranks = world_sizes(case)
     found = {f"way:{case.get('way')}", f"way:{case.get('way.load', case.get('way'))}", "module"}
     found |= {"fully-sharded"} if {*found} & {"way:fsdp", "way:fsdp1", "way:both"} else set()
-    found |= {"reworld"} if saving != loading else set()
-    named = {"unused": "stateless", "frozen": "frozen", "offload": "offloaded", "hollow": "hollow-group"}
-    found |= {feature for name, feature in named.items() if name in case}
+    found |= {"reworld"} if save_ranks != load_ranks else set()
+    by_field = {"unused": "stateless", "frozen": "frozen", "offload": "offloaded", "hollow": "hollow-group"}
+    found |= {feature for name, feature in by_field.items() if name in case}
     found |= {"flat-state"} if case.get("flat", "no") == "yes" else set()
     found |= {"regrouped"} if "back" in (case.get("groups", ""), case.get("groups.load", "")) else set()
-    for name in PATHS:
-        if name in case:
-            shape = case.tensor(name).shape
-            for world in (saving, loading):
-                found |= features_of_spec(shape, ChunkSpec(0, tuple(range(world))), tuple(range(world))) - {"shardless"}
+    for shape in (case.tensor(name).shape for name in PATHS if name in case):
+        for ranks in (tuple(range(save_ranks)), tuple(range(load_ranks))):
+            found |= features_of_spec(shape, ChunkSpec(0, ranks), ranks) - {"shardless"}
     return found
 
 
@@ -164,33 +170,39 @@ def draw_states(limits: Limits) -> SearchStrategy[Case]:
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        saving, loading = draw(st.sampled_from(sizes)), draw(st.sampled_from(sizes))
-        ways = [(*OFTEN, "both", "both") if size % 2 == 0 else OFTEN for size in (saving, loading)]
-        way, way_load = (draw(st.sampled_from(some)) for some in ways)
-        found: dict[str, Any] = {**in_worlds(saving, loading)}
+        save_ranks, load_ranks = draw(st.sampled_from(sizes)), draw(st.sampled_from(sizes))
+        ways = [(*WAYS, "both", "both") if size % 2 == 0 else WAYS for size in (save_ranks, load_ranks)]
+        way, way_load = (draw(st.sampled_from(choices)) for choices in ways)
+        case_fields: dict[str, Any] = {**world_fields(save_ranks, load_ranks)}
         names = "abc"[: draw(st.sampled_from((2, 3, 1)))]
         for name in names:
             shape = draw(shapes(min_dims=1, max_dims=2, min_size=1))
-            found[name] = TensorSpec(shape, None, "float32", "small")
-        found |= {"way": way, "way__load": None if way_load == way else way_load}
-        found["flat"] = draw(st.sampled_from((None, None, "yes")))
-        found["groups"] = draw(st.sampled_from((None, "one", "back")))
-        if found["groups"] != "one":
-            found["groups__load"] = draw(st.sampled_from((None, None, "back", "each")))
-        found["offload"] = draw(st.sampled_from((None, None, None, "yes")))
-        odd = draw(st.integers(0, 5)) if len(names) > 1 and "fsdp1" not in (way, way_load) else 0
-        if odd == 5 and found["flat"] is None:
-            found["unused"] = names[-1]
-        if odd == 4:
-            found["frozen"] = names[-1]
-        if odd in (2, 3) and found["flat"] is None:
-            found["hollow"] = "last"
-        return fields(**found, seed=draw(st.integers(0, 9)) or None)
+            case_fields[name] = TensorSpec(shape, None, "float32", "small")
+        case_fields |= {"way": way, "way__load": None if way_load == way else way_load}
+        case_fields["flat"] = draw(st.sampled_from((None, None, "yes")))
+        case_fields["groups"] = draw(st.sampled_from((None, "one", "back")))
+        if case_fields["groups"] != "one":
+            case_fields["groups__load"] = draw(st.sampled_from((None, None, "back", "each")))
+        case_fields["offload"] = draw(st.sampled_from((None, None, None, "yes")))
+        oddity = draw(st.integers(0, 5)) if len(names) > 1 and "fsdp1" not in (way, way_load) else 0
+        if oddity == 5 and case_fields["flat"] is None:
+            case_fields["unused"] = names[-1]
+        if oddity == 4:
+            case_fields["frozen"] = names[-1]
+        if oddity in (2, 3) and case_fields["flat"] is None:
+            case_fields["hollow"] = "last"
+        return fields(**case_fields, seed=draw(st.integers(0, 9)) or None)
 
     return case()
 
 
-BOTH = ("way=both", "way=both flat=yes", "way=both way.load=fsdp", "way=fsdp way.load=both", "way=line way.load=both")
+BOTH_WAYS = (
+    "way=both",
+    "way=both flat=yes",
+    "way=both way.load=fsdp",
+    "way=fsdp way.load=both",
+    "way=line way.load=both",
+)
 STATES = (
     "world=3 world.save=2 world.load=3 a=5x3:-:float32:small b=7:-:float32:small way=fsdp",
     "world=3 world.save=3 world.load=2 a=5x3:-:float32:small b=2:-:float32:small way=fsdp way.load=line flat=yes",
@@ -203,7 +215,7 @@ STATES = (
     "world=2 a=4x3:-:float32:small b=6:-:float32:small way=fsdp way.load=line groups=each groups.load=back flat=yes",
     "world=2 a=4:-:float32:small b=6:-:float32:small way=fsdp groups=back groups.load=each hollow=last",
     "world=2 a=4:-:float32:small b=6:-:float32:small way=line hollow=first",
-    *(f"world=4 a=8x3:-:float32:small b=4:-:float32:small c=12:-:float32:small {how}" for how in BOTH),
+    *(f"world=4 a=8x3:-:float32:small b=4:-:float32:small c=12:-:float32:small {how}" for how in BOTH_WAYS),
     "world=4 world.save=4 world.load=2 a=8x3:-:float32:small b=4:-:float32:small way=both",
     "world=4 world.save=3 world.load=4 a=8:-:float32:small b=4x2:-:float32:small way=fsdp way.load=both",
 )
@@ -218,7 +230,7 @@ STATES = (
     draw=draw_states,
     draws=12,
     needs=("checkpoint", "object_collectives"),
-    stages=worlds,
+    stages=world_sizes,
     weight=2.0,
     features=features,
 )
@@ -236,25 +248,25 @@ def state(
     frozen: Word = "",
     offload: bool = False,
 ):
-    """What the optimizer of a sharded model has learned is found again by that of a model sharded differently, in
-    another world."""
+    """The state of a sharded model's optimizer, saved in a checkpoint, can be loaded into the optimizer of a model that
+    is sharded differently, in another world."""
     model, used = sharded_model(grads, way, mesh, device, unused, frozen)
     optimizer = adam([*model.parameters()], RATES, groups, hollow)
     if way == "line":
         for name, parameter in model.named_parameters():
-            parameter.grad = in_rows(used[name[-1]], mesh) if name[-1] in used else None
+            parameter.grad = shard_rows(used[name[-1]], mesh) if name[-1] in used else None
     else:
         model().backward()
     optimizer.step()
     optimizer.zero_grad()
     options = StateDictOptions(flatten_optimizer_state_dict=flat, cpu_offload=offload)
     save({"optim": get_optimizer_state_dict(model, optimizer, options=options)}, writer(folder))
-    return learned(model, optimizer, way, used)
+    return optimizer_contents(model, optimizer, way, used)
 
 
 @state.due
 def _(grads, way, rank: Rank, world: WorldSize, groups, hollow, unused, frozen):
-    return due_learned(grads, way, rank, world, [unused, frozen], saved_rates([*grads], groups, hollow))
+    return due_optimizer_contents(grads, way, rank, world, [unused, frozen], saved_rates([*grads], groups, hollow))
 
 
 @state.then
@@ -274,26 +286,27 @@ def state_loaded(
     frozen: Word = "",
     offload: bool = False,
 ):
-    """It is loaded into the optimizer of another model, which it must fit but for a parameter that was never used."""
+    """Load it into the optimizer of another model; strictly only if every parameter has a state."""
     way = way__load or way
     model, used = sharded_model(grads, way, mesh, device, unused, frozen)
     optimizer = adam([*model.parameters()], OTHER_RATES, groups__load or groups, hollow)
     options = StateDictOptions(flatten_optimizer_state_dict=flat, cpu_offload=offload)
-    blank, refused = get_optimizer_state_dict(model, optimizer, options=options), None
-    wanted = {"optim": without(blank, PATHS[unused]) if unused else blank}
-    load(wanted, reader(folder))
+    fresh, refused = get_optimizer_state_dict(model, optimizer, options=options), None
+    state = {"optim": drop_parameter(fresh, PATHS[unused]) if unused else fresh}
+    load(state, reader(folder))
     if unused:
-        refused = caught(lambda: set_optimizer_state_dict(model, optimizer, wanted["optim"], options=options))
+        refused = caught(lambda: set_optimizer_state_dict(model, optimizer, state["optim"], options=options))
         options.strict = False
-    set_optimizer_state_dict(model, optimizer, wanted["optim"], options=options)
-    return {"missing": refused, **learned(model, optimizer, way, used)}
+    set_optimizer_state_dict(model, optimizer, state["optim"], options=options)
+    return {"missing": refused, **optimizer_contents(model, optimizer, way, used)}
 
 
 @state.due
 def _(grads, way, rank: Rank, world: WorldSize, way__load, groups, groups__load, hollow, unused, frozen):
     saved = dict(zip(map(tuple, grouped([*grads], groups, hollow)), saved_rates([*grads], groups, hollow), strict=True))
-    members = [tuple(group) for group in grouped([*grads], groups__load or groups, hollow)]
-    if not {*members} <= {*saved}:
+    load_groups = [tuple(group) for group in grouped([*grads], groups__load or groups, hollow)]
+    if not {*load_groups} <= {*saved}:
         raise Meaningless("there are other groups at the load than at the save")
-    due = due_learned(grads, way__load or way, rank, world, [unused, frozen], [saved[group] for group in members])
+    rates = [saved[group] for group in load_groups]
+    due = due_optimizer_contents(grads, way__load or way, rank, world, [unused, frozen], rates)
     return {"missing": Refused() if unused else None, **due}

@@ -1,7 +1,7 @@
-"""The law on extra states of modules, of every kind, in the state of a model.
+"""The law of extra states of modules in the state of a model.
 
-A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it; ``kind`` says what the extra state of
-its inner module is, ``how`` in which form the state is taken and given.
+A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``kind`` names the extra state of its
+inner module, ``how`` the options of the state.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Rank
-from shardlaw.conformance.laws.optimizer.both_states import SMALL, How, Wrap, swept
+from shardlaw.conformance.laws.optimizer.both_states import SMALL, How, Wrap, sweep_record
 from shardlaw.conformance.laws.optimizer.both_states import features as features_of_both
-from shardlaw.conformance.laws.optimizer.fields import Given, Poisoned
-from shardlaw.conformance.laws.optimizer.nets import Net, options_of, wrapped
+from shardlaw.conformance.laws.optimizer.fields import Poisoned, StateTensors
+from shardlaw.conformance.laws.optimizer.nets import Net, state_options, wrap_model
 
 Place = namedtuple("Place", ("epoch", "batch"))
 EXTRAS: dict[str, Any] = {
@@ -37,7 +37,7 @@ EXTRAS: dict[str, Any] = {
 }
 MODEL = f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL}"
 PLAIN = f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL}"
-SHOWN = (
+EXTRA_CASES = (
     f"{MODEL} kind=dict",
     f"{MODEL} kind=list how=whole",
     *(f"{MODEL} kind={kind}" for kind in ("set", "complex", "named")),
@@ -61,26 +61,26 @@ def features(case: Case) -> set[str]:
         "torch.distributed.checkpoint.state_dict docs, get_model_state_dict and set_model_state_dict; torch.nn docs, "
         "Module.get_extra_state: anything that can be pickled"
     ),
-    control=SHOWN[0],
+    control=EXTRA_CASES[0],
     features=features,
-    **swept(*SHOWN),
+    **sweep_record(*EXTRA_CASES),
 )
 def extra(
-    tensors: Given,
+    tensors: StateTensors,
     others: Poisoned,
     kind: Literal["dict", "none", "list", "set", "frozenset", "complex", "range", "class", "size", "named"],
     rank: Rank,
     how: How = (),
     wrap: Wrap = "none",
 ):
-    """An extra state of any kind is in the state of a model as the module gave it, and comes to another model so."""
+    """The state of a model contains a module's extra state of any kind unchanged, and sets it on another model."""
     source, target = Net(tensors, ("extra",)), Net(others, ("extra",), other=True)
     source.inner.extra = EXTRAS[kind]
-    net, other = wrapped(source, wrap), wrapped(target, wrap)
-    options = options_of(how)
-    state = get_model_state_dict(net, options=replace(options, broadcast_from_rank0=False))
+    model, target_model = wrap_model(source, wrap), wrap_model(target, wrap)
+    options = state_options(how)
+    state = get_model_state_dict(model, options=replace(options, broadcast_from_rank0=False))
     (taken,) = (value for name, value in state.items() if name.endswith("_extra_state"))
-    set_model_state_dict(other, state if rank == 0 or "broadcast" not in how else {}, options=options)
+    set_model_state_dict(target_model, state if rank == 0 or "broadcast" not in how else {}, options=options)
     given = target.inner.extra
     return {"taken": taken, "its class": type(taken).__name__, "given": given, "class given": type(given).__name__}
 
@@ -88,5 +88,5 @@ def extra(
 @extra.due
 def _(kind: str):
     value = EXTRAS[kind]
-    kept, name = Of(value, "wrong-value"), Of(type(value).__name__, "wrong-metadata")
-    return {"taken": kept, "its class": name, "given": kept, "class given": name}
+    due_value, due_class = Of(value, "wrong-value"), Of(type(value).__name__, "wrong-metadata")
+    return {"taken": due_value, "its class": due_class, "given": due_value, "class given": due_class}

@@ -1,8 +1,7 @@
-"""The field types of laws on optimizers: the tensors of a model, and the states and groups that it is given.
+"""The fields of the laws on optimizers: the tensors of a model, words, and process groups.
 
-The tensors of a model are the fields of one letter. An act gets a dict of what this rank holds of them, a due
-function a dict of :class:`~shardlaw.conformance.law.due.Global`, or of dense tensors where every rank has all
-elements.
+The tensors of a model are the fields of one letter. An act gets a dict of DTensors or plain tensors; a due function a
+dict of :class:`~shardlaw.conformance.law.due.Global` for DTensors, of dense tensors for plain ones.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from shardlaw.conformance.law.program.fields import OperandsField
 from shardlaw.conformance.laws.checkpoint.calls import poison
 from shardlaw.conformance.laws.checkpoint.models import Value, Values, changed, dense, frozen, parameters_of
 from shardlaw.conformance.laws.checkpoint.trip import placements_at_load, tensor_names
-from shardlaw.conformance.laws.optimizer.nets import is_whole
+from shardlaw.conformance.laws.optimizer.nets import is_full_state
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
 
@@ -32,62 +31,64 @@ if TYPE_CHECKING:
 
 
 class TensorsField(OperandsField):
-    """All tensors of a model: as they are placed on ``mesh``, by the fields ``to.x`` and ``to`` where these are
-    some of the fields, or ``dense`` ones on every rank. Where they are ``poisoned``, the act gets tensors that
-    differ from these in every element."""
+    """All tensors of a model, sharded on ``mesh``; ``dense``: plain on every rank.
+
+    ``further``: more fields of the case; if ``to`` is one, the placements are those of ``to`` and ``to.NAME``.
+    ``poisoned``: the act gets tensors that differ in every element from those of the due function."""
 
     takes = "tensors of one letter, such as x=5x6:S(0)"
     always = True
 
-    def __init__(self, *more: str, poisoned: bool = False, dense: bool = False) -> None:
-        self.more, self.poisoned, self.dense = more, poisoned, dense
+    def __init__(self, *further: str, poisoned: bool = False, dense: bool = False) -> None:
+        self.further, self.poisoned, self.dense = further, poisoned, dense
 
     def fields(self, name: str) -> tuple[str, ...]:
-        return ("*", "mesh", *self.more)
+        return ("*", "mesh", *self.further)
 
     def read(self, case: Case, name: str) -> dict[str, Value]:
         found: dict[str, Value] = {}
         for at, tensor in enumerate(tensor_names(case)):
             spec, seed = case.tensor(tensor), case.seed + 31 * at
-            if "to" in self.more:
+            if "to" in self.further:
                 spec = spec.with_placements(placements_at_load(case, tensor))
-            whole = self.dense or spec.placements is None
-            found[tensor] = spec.build(seed) if whole else Global.of(spec, case.mesh(), seed)
+            is_plain = self.dense or spec.placements is None
+            found[tensor] = spec.build(seed) if is_plain else Global.of(spec, case.mesh(), seed)
         if not found:
             raise NotationError("there are no tensors")
         return found
 
-    def _held(self, values: Values) -> Values:
+    def _act_values(self, values: Values) -> Values:
         return {name: changed(value, poison) for name, value in values.items()} if self.poisoned else values
 
     def build(self, value: Values, here: RankContext) -> dict[str, Any]:
-        return super().build(self._held(value), here)
+        return super().build(self._act_values(value), here)
 
     def to_script(self, value: Values, name: str, world: int) -> ScriptArgument:
-        made = super().to_script({f"{name}_{tensor}": one for tensor, one in self._held(value).items()}, name, world)
-        return replace(made, expression=re.sub(rf"'{name}_(\w)'", r"'\1'", made.expression))
+        values = {f"{name}_{tensor}": one for tensor, one in self._act_values(value).items()}
+        argument = super().to_script(values, name, world)
+        return replace(argument, expression=re.sub(rf"'{name}_(\w)'", r"'\1'", argument.expression))
 
 
-class GivenField(TensorsField):
-    """The tensors of a state that is given: placed like the model, or dense where ``how`` says that it is whole."""
+class StateTensorsField(TensorsField):
+    """The tensors of a state to set: sharded like the model, or dense where ``how`` says that the state is full."""
 
     def fields(self, name: str) -> tuple[str, ...]:
         return (*super().fields(name), "how")
 
     def read(self, case: Case, name: str) -> dict[str, Value]:
-        return TensorsField(dense=is_whole(case.get("how", "plain").split(","))).read(case, name)
+        return TensorsField(dense=is_full_state(case.get("how", "plain").split(","))).read(case, name)
 
 
-def given(values: Values, having: Collection[str] = ()) -> dict[str, Any]:
-    """What an optimizer is given of a model, by name."""
-    found = parameters_of(values)
-    return dict([*found.items()][:-1]) if "idle" in having else found
+def optimized_values(values: Values, traits: Collection[str] = ()) -> dict[str, Any]:
+    """The due values of the parameters in the optimizer, by state name."""
+    values_by_path = parameters_of(values)
+    return dict([*values_by_path.items()][:-1]) if "idle" in traits else values_by_path
 
 
-def trained(values: Values, having: Collection[str] = ()) -> dict[str, Any]:
-    """What has gradients of that."""
-    still = frozen(dense(values)) if "frozen" in having else []
-    return {path: value for path, value in given(values, having).items() if path[-1] not in still}
+def values_with_grads(values: Values, traits: Collection[str] = ()) -> dict[str, Any]:
+    """The due values of the parameters in the optimizer that have gradients, by state name."""
+    frozen_names = frozen(dense(values)) if "frozen" in traits else []
+    return {path: value for path, value in optimized_values(values, traits).items() if path[-1] not in frozen_names}
 
 
 class WordsField(Field):
@@ -104,7 +105,7 @@ class WordsField(Field):
 
 
 class GroupField(Field):
-    """The process group of this rank along one axis of a mesh of two by two; due functions get its ranks."""
+    """The process group of this rank along an axis of a 2x2 mesh; the due function gets its ranks."""
 
     takes = "0 or 1"
 
@@ -125,9 +126,9 @@ class GroupField(Field):
 
 Tensors = Annotated[dict[str, Any], TensorsField()]
 Poisoned = Annotated[dict[str, Any], TensorsField(poisoned=True)]
-PoisonedElsewhere = Annotated[dict[str, Any], TensorsField("to", "to.x", "to.a", "to.b", "to.c", poisoned=True)]
-Whole = Annotated[dict[str, torch.Tensor], TensorsField(dense=True)]
-Given = Annotated[dict[str, Any], GivenField()]
+PoisonedTarget = Annotated[dict[str, Any], TensorsField("to", "to.x", "to.a", "to.b", "to.c", poisoned=True)]
+FullTensors = Annotated[dict[str, torch.Tensor], TensorsField(dense=True)]
+StateTensors = Annotated[dict[str, Any], StateTensorsField()]
 Gradients = Annotated[dict[str, torch.Tensor], TensorsField("world.save", "world.load", dense=True)]
 Group = Annotated[dist.ProcessGroup, GroupField()]
 WorldMesh = Annotated[

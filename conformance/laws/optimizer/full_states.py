@@ -1,5 +1,5 @@
-"""Laws on whole states, handed out from rank 0 or by each rank to models of any layout, and on optimizers that
-take a state over."""
+"""Laws of full states that rank 0 or each rank sets on models of any layout, and of get_optimizer_state_dict and
+set_optimizer_state_dict for optimizers of several kinds, numbers and groups."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from shardlaw.conformance.laws.checkpoint.models import (
     saved_rates,
     with_rates,
 )
-from shardlaw.conformance.laws.optimizer.fields import Poisoned, Tensors, Whole, trained
-from shardlaw.conformance.laws.optimizer.nets import Net, learn, named, options_of
+from shardlaw.conformance.laws.optimizer.fields import FullTensors, Poisoned, Tensors, values_with_grads
+from shardlaw.conformance.laws.optimizer.nets import Net, by_state_name, state_options, train_step
 from shardlaw.conformance.laws.shared.draws import meshes
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import placements, shapes
 
 DOCS = "torch.distributed.checkpoint.state_dict docs"
 COMMON: dict[str, Any] = {"needs": ("checkpoint", "object_collectives"), "smallest": 1}
-FLAT = {"flat": {"flat-state"}, "each": {"whole-state"}}
-ASKED = ("adagrad", "sgd", "momentum", "adam", "rmsprop")
+FORM_FEATURES = {"flat": {"flat-state"}, "each": {"whole-state"}}
+OFTEN = ("adagrad", "sgd", "momentum", "adam", "rmsprop")
 SELDOM = (
     *(f"mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small opt={opt}" for opt in ("decayed", "dampened")),
     *(f"mesh=2 x=2:-:float32:small a=4x3:-:float32:small opt={opt}" for opt in ("nadam", "radam", "adamax")),
@@ -52,66 +52,61 @@ SELDOM = (
 )
 
 
-# whole states whose names are in another order on every second rank, or whose tensors lie transposed in memory
-ODD = (
+# full states whose names are in reverse order on odd ranks, or whose tensors are transposed in memory
+ODD_STATES = (
     "mesh=2 x=5x2:S(0):{} a=5x2:S(0):{} how=turned",
     "mesh=3 x=7:S(0):{} a=7:S(0):{} b=7:S(0):{} how=turned",
     "mesh=2 x=4x3:S(0):{} a=3x2:-:{} how=transposed",
 )
 
 
-def models(
-    *fills: str, floats: bool = True, plain: bool = True, least: int = 1, field: str = "how"
+def model_cases(
+    *choices: str, floats: bool = True, plain: bool = True, min_tensors: int = 1, field: str = "how"
 ) -> Callable[[Limits], SearchStrategy[Case]]:
-    """Models of up to three tensors, and one of ``fills`` in a field; on ``plain`` meshes of all ranks, without
-    strided shards."""
+    """Cases of models of up to three tensors, with one of ``choices`` in ``field``. ``floats``: all tensors are
+    parameters. ``plain``: no sub-meshes and no strided shards."""
 
     def draw_of(limits: Limits) -> SearchStrategy[Case]:
-        on = meshes(limits, tables=False, outside=not plain)
+        mesh_palette = meshes(limits, permuted=False, submeshes=not plain)
         kinds = ("R", "S") if plain else ("R", "S", "_S")
+        dtypes = ("float32", "float32", "float64") if floats else ("float32", "float64", "bfloat16", "int64")
 
         @st.composite
         def case(draw: st.DrawFn) -> Case:
-            mesh = draw(st.sampled_from(on))
-            found: dict[str, Any] = {"mesh": mesh}
-            for name in "xab"[: draw(st.integers(least, 3))]:
-                shape = draw(shapes())
-                chosen = kinds if shape else ("R",)
-                dtype = draw(
-                    st.sampled_from(
-                        ("float32", "float32", "float64") if floats else ("float32", "float64", "bfloat16", "int64")
-                    )
-                )
-                placed = draw(placements(mesh, len(shape), kinds=chosen))
-                found[name] = TensorSpec(shape, placed, dtype, "small" if floats else "distinct")
-            if fills:
-                found[field] = draw(st.sampled_from(fills))
-            return fields(**found, seed=draw(st.integers(0, 9)) or None)
+            mesh = draw(st.sampled_from(mesh_palette))
+            case_fields: dict[str, Any] = {"mesh": mesh}
+            for name in "xab"[: draw(st.integers(min_tensors, 3))]:
+                shape, dtype = draw(shapes()), draw(st.sampled_from(dtypes))
+                chosen = draw(placements(mesh, len(shape), kinds=kinds if shape else ("R",)))
+                case_fields[name] = TensorSpec(shape, chosen, dtype, "small" if floats else "distinct")
+            if choices:
+                case_fields[field] = draw(st.sampled_from(choices))
+            return fields(**case_fields, seed=draw(st.integers(0, 9)) or None)
 
         return case()
 
     return draw_of
 
 
-Handed = Literal["broadcast", "each", "turned", "transposed"]
-OWN = ("each", "turned")
+Form = Literal["broadcast", "each", "turned", "transposed"]
+OWN_STATE = ("each", "turned")
 
 
-def handing(how: str) -> StateDictOptions:
-    """The options under which a whole state is given: from rank 0 alone, or of each rank its own."""
-    return options_of(["whole" if how in OWN else "broadcast"])
+def full_state_options(how: str) -> StateDictOptions:
+    """The options to set a full state: each rank its own, or that of rank 0."""
+    return state_options(["whole" if how in OWN_STATE else "broadcast"])
 
 
-def handed(whole: dict[str, Any], how: str, rank: int) -> dict[str, Any]:
-    """What a rank gives of a whole state: nothing unless it is rank 0 or each gives its own."""
-    if rank and how not in OWN:
+def state_on_rank(state: dict[str, Any], how: str, rank: int) -> dict[str, Any]:
+    """The full state that a rank passes; an empty one on other ranks than 0 if rank 0 broadcasts."""
+    if rank and how not in OWN_STATE:
         return {}
     if how == "turned" and rank % 2:
-        return dict(reversed([*whole.items()]))
-    lying = how == "transposed"
+        return dict(reversed([*state.items()]))
+    transpose = how == "transposed"
     return {
-        path: value.mT.contiguous().mT if lying and isinstance(value, torch.Tensor) and value.dim() > 1 else value
-        for path, value in whole.items()
+        path: value.mT.contiguous().mT if transpose and isinstance(value, torch.Tensor) and value.dim() > 1 else value
+        for path, value in state.items()
     }
 
 
@@ -119,86 +114,87 @@ def handed(whole: dict[str, Any], how: str, rank: int) -> dict[str, Any]:
     "optimizer.whole-model",
     source=f"{DOCS}, StateDictOptions: full_state_dict, broadcast_from_rank0",
     control="mesh=2 x=4x2:S(0) how=broadcast",
-    draw=models("broadcast", "each", floats=False, plain=False),
+    draw=model_cases("broadcast", "each", floats=False, plain=False),
     draws=16,
-    sweep=texts(*(line.replace("{}", "float64") for line in ODD)),
-    sweeps=len(ODD),
+    sweep=texts(*(line.replace("{}", "float64") for line in ODD_STATES)),
+    sweeps=len(ODD_STATES),
     **COMMON,
 )
-def whole_model(tensors: Whole, others: Poisoned, rank: Rank, how: Handed):
-    """A whole state, from rank 0 or from each rank's own, makes a model of any layout the one that the state is of."""
+def full_model_state(tensors: FullTensors, others: Poisoned, rank: Rank, how: Form):
+    """A full state of a model, of rank 0 or of each rank, can be set on a model of any layout."""
     net = Net(others)
-    set_model_state_dict(net, handed(named(tensors), how, rank), options=handing(how))
+    set_model_state_dict(net, state_on_rank(by_state_name(tensors), how, rank), options=full_state_options(how))
     return net.held()
 
 
-@whole_model.due
+@full_model_state.due
 def _(others):
-    return named(others)
+    return by_state_name(others)
 
 
 @law(
     "optimizer.whole",
     source=f"{DOCS}, set_optimizer_state_dict; StateDictOptions: full_state_dict, broadcast_from_rank0",
     control="mesh=2 x=4x2:S(0):float32:small how=broadcast",
-    draw=models("broadcast", "each", plain=False),
+    draw=model_cases("broadcast", "each", plain=False),
     draws=14,
-    sweep=texts(*(line.replace("{}", "float32:small") for line in ODD)),
-    sweeps=len(ODD),
+    sweep=texts(*(line.replace("{}", "float32:small") for line in ODD_STATES)),
+    sweeps=len(ODD_STATES),
     **COMMON,
 )
-def whole(tensors: Whole, others: Poisoned, rank: Rank, how: Handed):
-    """A whole state, from rank 0 or from each rank's own, makes the optimizer of a model of any layout the one
-    that it is of."""
+def full_optimizer_state(tensors: FullTensors, others: Poisoned, rank: Rank, how: Form):
+    """A full state of an optimizer, of rank 0 or of each rank, can be set on the optimizer of a model of any layout."""
     net = Net(others)
     optimizer = adam([*net.parameters()], OTHER_RATES)
-    grads = named(tensors)
+    grads = by_state_name(tensors)
     state: dict[str, Any] = {}
-    for path in net.given():
+    for path in net.optimizer_parameters():
         averages = {"exp_avg": grads[path] / 2, "exp_avg_sq": grads[path] * grads[path] / 2}
-        state[path] = {"step": torch.tensor(3.0), **handed(averages, how, 0)}
+        state[path] = {"step": torch.tensor(3.0), **state_on_rank(averages, how, 0)}
     groups = [
         {**group, "params": [path], "lr": rate}
         for path, rate, group in zip(state, RATES, optimizer.param_groups, strict=False)
     ]
-    given = {"state": handed(state, how, rank), "param_groups": groups} if rank == 0 or how in OWN else {}
-    set_optimizer_state_dict(net, optimizer, given, options=handing(how))  # type: ignore[arg-type]
-    return {**learned(net.given(), optimizer), "model": net.held()}
+    state_dict = (
+        {"state": state_on_rank(state, how, rank), "param_groups": groups} if rank == 0 or how in OWN_STATE else {}
+    )
+    set_optimizer_state_dict(net, optimizer, state_dict, options=full_state_options(how))  # type: ignore[arg-type]
+    return {**learned(net.optimizer_parameters(), optimizer), "model": net.held()}
 
 
-@whole.due
+@full_optimizer_state.due
 def _(others):
-    model = {path: changed(value, poison) for path, value in named(others).items()}
-    return {**keeps(trained(others), saved_rates(others), 3.0), "model": model}
+    model = {path: changed(value, poison) for path, value in by_state_name(others).items()}
+    return {**keeps(values_with_grads(others), saved_rates(others), 3.0), "model": model}
 
 
 @law(
     "optimizer.pending",
     source=f"{DOCS}, set_optimizer_state_dict: loads the optimizers state_dict",
     control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small",
-    draw=models("plain", "flat", "each"),
+    draw=model_cases("plain", "flat", "each"),
     draws=16,
-    features=lambda case: {"pending-gradients"} | FLAT.get(case.get("how", ""), set()),
+    features=lambda case: {"pending-gradients"} | FORM_FEATURES.get(case.get("how", ""), set()),
     **COMMON,
 )
 def pending(tensors: Tensors, others: Poisoned, how: Literal["plain", "flat", "each"] = "plain"):
-    """A state is taken over whether or not the parameters have gradients."""
+    """A state can be set on an optimizer while its parameters have gradients."""
     net = Net(tensors)
     optimizer = adam([*net.parameters()], RATES)
-    learn(optimizer)
-    options = options_of(["whole"] if how == "each" else [how])
+    train_step(optimizer)
+    options = state_options(["whole"] if how == "each" else [how])
     state = get_optimizer_state_dict(net, optimizer, options=options)
-    net, grads = Net(others), named(tensors)
+    net, grads = Net(others), by_state_name(tensors)
     optimizer = adam([*net.parameters()], OTHER_RATES)
-    for path, parameter in net.given().items():
+    for path, parameter in net.optimizer_parameters().items():
         parameter.grad = grads[path].clone()
     set_optimizer_state_dict(net, optimizer, state, options=options)
-    return learned(net.given(), optimizer)
+    return learned(net.optimizer_parameters(), optimizer)
 
 
 @pending.due
-def due_of_one_step(tensors):
-    return keeps(trained(tensors), saved_rates(tensors))
+def due_after_step(tensors):
+    return keeps(values_with_grads(tensors), saved_rates(tensors))
 
 
 OPTIMIZERS: dict[str, Any] = {
@@ -228,20 +224,19 @@ Opt = Literal[
 ]  # fmt: skip
 
 
-def groups_of(net: Net, opt: str) -> list[Any]:
-    """A group for each parameter, no two of which learn alike; LBFGS has one group."""
+def parameter_groups(net: Net, opt: str) -> list[Any]:
+    """A group for each parameter, with different learning rates; for LBFGS the parameters, in one group."""
     parameters = [*net.parameters()]
     return parameters if opt == "lbfgs" else with_rates([[parameter] for parameter in parameters], RATES)
 
 
-def differing(held: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The names of tensors of which this rank holds other elements; what only one of the two has is nothing that
-    differs."""
-    shared = [name for name, value in held.items() if isinstance(value, torch.Tensor) and name in other]
-    return [name for name in shared if not torch.equal(local(held[name]), local(other[name]))]
+def differing_names(tensors: dict[str, Any], others: dict[str, Any]) -> list[str]:
+    """The names of the tensors in both dicts whose local elements differ."""
+    common = [name for name, value in tensors.items() if isinstance(value, torch.Tensor) and name in others]
+    return [name for name in common if not torch.equal(to_local(tensors[name]), to_local(others[name]))]
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def to_local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -249,45 +244,45 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     "optimizer.asked",
     source=f"{DOCS}, get_optimizer_state_dict: return the combined state_dict for optimizers",
     control="mesh=2 x=4x2:S(0):float32:small opt=adagrad",
-    draw=models(*ASKED, field="opt"),
+    draw=model_cases(*OFTEN, field="opt"),
     draws=16,
     sweep=texts(*SELDOM),
     sweeps=len(SELDOM),
     **COMMON,
 )
-def asked(tensors: Tensors, opt: Opt):
-    """Asking for the state of an optimizer changes neither it nor its model: the step that follows is its first."""
+def get_state(tensors: Tensors, opt: Opt):
+    """get_optimizer_state_dict changes neither the optimizer nor the model: the next step is the first one."""
     nets = [Net({name: tensor.clone() for name, tensor in tensors.items()}) for _ in range(2)]
-    optimizers = [OPTIMIZERS[opt](groups_of(net, opt)) for net in nets]
+    optimizers = [OPTIMIZERS[opt](parameter_groups(net, opt)) for net in nets]
     get_optimizer_state_dict(nets[0], optimizers[0])
     model = {path: parameter.detach().clone() for path, parameter in nets[0].held().items()}
     gradients = [path for path, parameter in nets[0].held().items() if parameter.grad is not None]
     for net, optimizer in zip(nets, optimizers, strict=True):
-        for path, grad in named(tensors).items():
+        for path, grad in by_state_name(tensors).items():
             net.held()[path].grad = grad.to_sparse() if opt == "sparse" else grad.clone()
         optimizer.step(lambda: torch.zeros(()))
-    states = [learned(net.given(), optimizer) for net, optimizer in zip(nets, optimizers, strict=True)]
+    states = [learned(net.optimizer_parameters(), optimizer) for net, optimizer in zip(nets, optimizers, strict=True)]
     return {
         "model": model,
         "gradients left": gradients,
-        "stepped otherwise": differing(nets[0].held(), nets[1].held()),
+        "stepped otherwise": differing_names(nets[0].held(), nets[1].held()),
         "kept otherwise": {
-            path: differing(kept, states[1]["averages"][path]) for path, kept in states[0]["averages"].items()
+            path: differing_names(kept, states[1]["averages"][path]) for path, kept in states[0]["averages"].items()
         },
         "steps": [state["steps"] for state in states],
     }
 
 
-@asked.due
+@get_state.due
 def _(tensors, opt):
-    counted = dict.fromkeys(named(tensors), None if opt in WITHOUT_STEPS else 1.0)
-    unequal = {path: list[str]() for path in named(tensors)}
+    steps = dict.fromkeys(by_state_name(tensors), None if opt in WITHOUT_STEPS else 1.0)
+    differing = {path: list[str]() for path in by_state_name(tensors)}
     return {
-        "model": named(tensors),
+        "model": by_state_name(tensors),
         "gradients left": [],
         "stepped otherwise": [],
-        "kept otherwise": unequal,
-        "steps": [counted] * 2,
+        "kept otherwise": differing,
+        "steps": [steps] * 2,
     }
 
 
@@ -295,42 +290,42 @@ def _(tensors, opt):
     "optimizer.several",
     source=f"{DOCS}, get_optimizer_state_dict: return the combined state_dict for optimizers",
     control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small how=plain",
-    draw=models("plain", "flat", least=2),
+    draw=model_cases("plain", "flat", min_tensors=2),
     draws=10,
-    features=lambda case: {"several-optimizers"} | FLAT.get(case.get("how"), set()),
+    features=lambda case: {"several-optimizers"} | FORM_FEATURES.get(case.get("how"), set()),
     **COMMON,
 )
 def several(tensors: Tensors, others: Poisoned, how: Literal["plain", "flat"]):
-    """The optimizers of one model give one state together, of which each takes back its own, in any order."""
+    """Several optimizers of one model have one state together, which can be set on them in any order."""
     net = Net(tensors)
-    optimizers = one_for_each(net, RATES)
+    optimizers = optimizer_per_parameter(net, RATES)
     for optimizer in optimizers:
-        learn(optimizer)
-    state = get_optimizer_state_dict(net, optimizers, options=options_of([how]))
+        train_step(optimizer)
+    state = get_optimizer_state_dict(net, optimizers, options=state_options([how]))
     net = Net(others)
-    optimizers = one_for_each(net, OTHER_RATES)
-    set_optimizer_state_dict(net, optimizers[::-1], state, options=options_of([how]))
-    return learned(net.given(), *optimizers)
+    optimizers = optimizer_per_parameter(net, OTHER_RATES)
+    set_optimizer_state_dict(net, optimizers[::-1], state, options=state_options([how]))
+    return learned(net.optimizer_parameters(), *optimizers)
 
 
-def one_for_each(net: Net, rates: Sequence[float]) -> list[torch.optim.Optimizer]:
+def optimizer_per_parameter(net: Net, rates: Sequence[float]) -> list[torch.optim.Optimizer]:
     return [adam([parameter], [rate]) for parameter, rate in zip(net.parameters(), rates, strict=False)]
 
 
-several.due(due_of_one_step)
+several.due(due_after_step)
 
 
-def regroupings(limits: Limits) -> SearchStrategy[Case]:
-    """With one rate for all: into one group, or out of one."""
+def regrouping_cases(limits: Limits) -> SearchStrategy[Case]:
+    """Cases of groups that are merged or split, with equal or different learning rates."""
     more = st.sampled_from(({"rates": "equal"}, {"rates": "equal", "groups": "apart"}, {"rates": "differ"}))
-    return st.tuples(models(least=2)(limits), more).map(lambda pair: pair[0].with_fields(**pair[1]))
+    return st.tuples(model_cases(min_tensors=2)(limits), more).map(lambda pair: pair[0].with_fields(**pair[1]))
 
 
 @law(
     "optimizer.regrouped",
     source=f"{DOCS}, StateDictOptions: flatten_optimizer_state_dict; groups should have the same saved value",
     control="mesh=2 x=4:S(0):float32:small a=2:R:float32:small rates=equal",
-    draw=regroupings,
+    draw=regrouping_cases,
     draws=10,
     features=lambda case: {"flat-state", *(["must-refuse"] if case.get("rates") == "differ" else [])},
     **COMMON,
@@ -341,19 +336,21 @@ def regrouped(
     rates: Literal["equal", "differ"],
     groups: Literal["together", "apart"] = "together",
 ):
-    """A flat state loads into other groups where the options of their parameters agree, and is refused where they
-    differ."""
+    """A flat state can be set on an optimizer with other groups if their parameters had equal options, else it is
+    refused."""
     before, after = ("one", "each") if groups == "apart" else ("each", "one")
     net = Net(tensors)
     optimizer = adam([*net.parameters()], RATES if rates == "differ" else RATES[:1], before)
-    state = get_optimizer_state_dict(net, optimizer, options=options_of(["flat"]))
+    state = get_optimizer_state_dict(net, optimizer, options=state_options(["flat"]))
     net = Net(others)
     optimizer = adam([*net.parameters()], OTHER_RATES, after)
     if rates == "differ":
         return {
-            "regrouped": caught(lambda: set_optimizer_state_dict(net, optimizer, state, options=options_of(["flat"])))
+            "regrouped": caught(
+                lambda: set_optimizer_state_dict(net, optimizer, state, options=state_options(["flat"]))
+            )
         }
-    set_optimizer_state_dict(net, optimizer, state, options=options_of(["flat"]))
+    set_optimizer_state_dict(net, optimizer, state, options=state_options(["flat"]))
     return {"rates": [group["lr"] for group in optimizer.param_groups]}
 
 

@@ -1,4 +1,4 @@
-"""Laws on the states of models under ``FullyShardedDataParallel``: in each of its own forms, and whole."""
+"""Laws of the states of ``FullyShardedDataParallel`` models: each of its state dict types, and full states."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Device, Rank, WorldSize
 from shardlaw.conformance.laws.checkpoint.calls import poison
 from shardlaw.conformance.laws.checkpoint.models import OTHER_RATES, RATES, adam, saved_rates
-from shardlaw.conformance.laws.optimizer.both_states import DOCS, FEATURES, How
-from shardlaw.conformance.laws.optimizer.checkpointed import PATHS, due_learned, learned, sharded_model
+from shardlaw.conformance.laws.optimizer.both_states import DOCS, FEATURES, SMALL, How
+from shardlaw.conformance.laws.optimizer.checkpointed import (
+    PATHS,
+    due_optimizer_contents,
+    optimizer_contents,
+    sharded_model,
+)
 from shardlaw.conformance.laws.optimizer.fields import Gradients, WorldMesh
-from shardlaw.conformance.laws.optimizer.nets import options_of
-from shardlaw.conformance.laws.sharded_tensor.fields import due_of
-from shardlaw.conformance.laws.sharded_tensor.shards import as_told
-from shardlaw.reference.sharded_tensor import ChunkSpec
+from shardlaw.conformance.laws.optimizer.nets import state_options
+from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe_if_sharded
+from shardlaw.conformance.laws.sharded_tensor.fields import due_rows
 
-SMALL = "float32:small"
 COMMON: dict[str, Any] = {"needs": ("checkpoint", "object_collectives"), "smallest": 1, "weight": 0.3}
 FORMS = (
     f"world=3 a=5x3:-:{SMALL} b=7:-:{SMALL} form=full",
@@ -35,11 +38,11 @@ FORMS = (
     f"world=2 a=5x3:-:{SMALL} b=3:-:{SMALL} form=full strategy=NO_SHARD",
     f"world=2 a=4x3:-:{SMALL} b=3:-:{SMALL} form=sharded strategy=SHARD_GRAD_OP",
 )
-WHOLE = (
+FULL = (
     f"world=2 a=5x3:-:{SMALL} b=7:-:{SMALL} c=3:-:{SMALL} how=whole",
     f"world=3 a=5x3:-:{SMALL} b=2:-:{SMALL} how=broadcast",
     f"world=4 a=3x3:-:{SMALL} b=9:-:{SMALL} c=5:-:{SMALL} how=broadcast",
-    # behind what smoke tries: it ends the process
+    # not in smoke: it ends the process
     f"world=2 a=5x3:-:{SMALL} b=3:-:{SMALL} how=broadcast,offload",
 )
 
@@ -49,30 +52,32 @@ def features(case: Case) -> set[str]:
     return {"module", "fully-sharded", "way:fsdp1"} | {FEATURES[word] for word in words & {*FEATURES}}
 
 
-class Holding(nn.Module):
-    """A module of these parameters."""
+class ParameterModule(nn.Module):
+    """A module with these parameters, and perhaps an inner module."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], inner: Any = None) -> None:
+    inner: nn.Module
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
         for name, tensor in tensors.items():
             self.register_parameter(name, nn.Parameter(tensor.clone()))
-        if inner is not None:
-            self.inner = inner
 
 
-def in_modules(tensors: Mapping[str, torch.Tensor], **how: Any) -> FullyShardedDataParallel:
-    """A model of these tensors, that of the name ``b`` in a module inside, both sharded."""
-    inner = Holding({"b": tensors["b"]})
-    outer = Holding({name: tensor for name, tensor in tensors.items() if name != "b"})
-    outer.inner = FullyShardedDataParallel(inner, **how)
-    return FullyShardedDataParallel(outer, **how)
+def fsdp_model(tensors: Mapping[str, torch.Tensor], **options: Any) -> FullyShardedDataParallel:
+    """A model of these tensors with ``b`` in an inner module; FSDP shards both."""
+    inner = ParameterModule({"b": tensors["b"]})
+    outer = ParameterModule({name: tensor for name, tensor in tensors.items() if name != "b"})
+    outer.inner = FullyShardedDataParallel(inner, **options)
+    return FullyShardedDataParallel(outer, **options)
 
 
-def whole_parameters(model: FullyShardedDataParallel) -> dict[str, torch.Tensor]:
-    """The elements of all parameters, by their names."""
+def full_parameters(model: FullyShardedDataParallel) -> dict[str, torch.Tensor]:
+    """The full parameters, by name."""
     with FullyShardedDataParallel.summon_full_params(model):
-        held = {name.replace("_fsdp_wrapped_module.", ""): one for name, one in model.named_parameters()}
-        return {name: one.detach().clone() for name, one in held.items()}
+        return {
+            name.replace("_fsdp_wrapped_module.", ""): parameter.detach().clone()
+            for name, parameter in model.named_parameters()
+        }
 
 
 @law(
@@ -84,94 +89,89 @@ def whole_parameters(model: FullyShardedDataParallel) -> dict[str, torch.Tensor]
     features=features,
     **COMMON,
 )
-def forms(
+def state_forms(
     tensors: Gradients,
     device: Device,
     form: Literal["full", "sharded", "local"],
     whole: bool = False,
     strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"] = "FULL_SHARD",
 ):
-    """A model gives its state whole, in chunks of rows or as flat parameters; a whole one keeps its values when the
-    model goes on, and another model that is given the state is the same."""
-    how = {"use_orig_params": whole, "device_id": device, "sharding_strategy": ShardingStrategy[strategy]}
-    model, other = in_modules(tensors, **how), in_modules({key: poison(one) for key, one in tensors.items()}, **how)
-    kind = {
-        "full": StateDictType.FULL_STATE_DICT,
-        "sharded": StateDictType.SHARDED_STATE_DICT,
-        "local": StateDictType.LOCAL_STATE_DICT,
-    }[form]
+    """FSDP returns its state in full, in chunks of rows or as flat parameters, and another model can load it; a full
+    state does not change with the model."""
+    options = {"use_orig_params": whole, "device_id": device, "sharding_strategy": ShardingStrategy[strategy]}
+    model = fsdp_model(tensors, **options)
+    other = fsdp_model({name: poison(tensor) for name, tensor in tensors.items()}, **options)
+    kind = StateDictType[f"{form.upper()}_STATE_DICT"]
     with FullyShardedDataParallel.state_dict_type(model, kind):
         state = model.state_dict()
     if form == "full":
         with FullyShardedDataParallel.summon_full_params(model), torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1)
-    # a flat parameter goes by the name of its module
-    taken = {name.rpartition(".")[0] if form == "local" else name: as_told(one) for name, one in state.items()}
+    saved = {name: describe_if_sharded(tensor) for name, tensor in state.items()}
+    if form == "local":  # a flat parameter is due under the name of its module
+        saved = {name.rpartition(".")[0]: tensor for name, tensor in saved.items()}
     with FullyShardedDataParallel.state_dict_type(other, kind):
         other.load_state_dict(state)
-    return {"taken": taken, "given": whole_parameters(other)}
+    return {"taken": saved, "given": full_parameters(other)}
 
 
-@forms.due
+@state_forms.due
 def _(tensors, form, strategy, rank: Rank, world: WorldSize):
     values = {PATHS[name]: tensor for name, tensor in tensors.items()}
-    chunks = ChunkSpec(0, tuple(range(world)))
-    if form == "local":
-        outer = torch.cat([tensor.flatten() for name, tensor in tensors.items() if name != "b"])
-        stated = {"": outer, "inner": tensors["b"].flatten()}
-    else:
-        stated = values
     if form == "full" or strategy == "NO_SHARD":
         return {"taken": values, "given": values}
-    taken = {name: due_of(full, chunks.shards(tuple(full.shape)), rank) for name, full in stated.items()}
-    return {"taken": taken, "given": values}
+    saved = values
+    if form == "local":
+        outer = torch.cat([tensor.flatten() for name, tensor in tensors.items() if name != "b"])
+        saved = {"": outer, "inner": tensors["b"].flatten()}
+    return {"taken": {name: due_rows(full, range(world), rank) for name, full in saved.items()}, "given": values}
 
 
-def averages_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What the state of an optimizer has of each parameter, its steps apart."""
-    return {path: {key: one for key, one in kept.items() if key != "step"} for path, kept in state.items()}
+def without_steps(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of an optimizer without the step counts."""
+    return {path: {key: value for key, value in entries.items() if key != "step"} for path, entries in state.items()}
 
 
 @law(
     "optimizer.fsdp-whole",
     source=f"{DOCS}, StateDictOptions: full_state_dict, broadcast_from_rank0, cpu_offload; FSDP",
     control=f"world=2 a=4x3:-:{SMALL} b=6:-:{SMALL} how=whole",
-    sweep=texts(*WHOLE),
-    sweeps=len(WHOLE) - 1,
+    sweep=texts(*FULL),
+    sweeps=len(FULL) - 1,
     features=features,
     **COMMON,
 )
-def in_one(grads: Gradients, mesh: WorldMesh, device: Device, rank: Rank, how: How):
-    """The states of a model that FSDP shards and of its optimizer, taken whole and given by every rank or by rank 0
-    alone, make another model and its optimizer the same."""
-    model, used = sharded_model(grads, "fsdp1", mesh, device, "", "")
+def full_states(grads: Gradients, mesh: WorldMesh, device: Device, rank: Rank, how: How):
+    """The full states of an FSDP model and its optimizer, of every rank or of rank 0, can be set on another FSDP model
+    and its optimizer."""
+    model, used = sharded_model(grads, "fsdp1", mesh, device)
     optimizer = adam([*model.parameters()], RATES)
     model().backward()
     optimizer.step()
     optimizer.zero_grad()
-    options, taking = options_of(how), options_of([word if word != "broadcast" else "whole" for word in how])
-    model_state, optimizer_state = get_state_dict(model, optimizer, options=taking)
+    options, get_options = state_options(how), state_options([word if word != "broadcast" else "whole" for word in how])
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=get_options)
     learned_state: Any = optimizer_state.get("state", {})
-    taken = {"names": sorted(model_state), "averages taken": averages_of(learned_state)}
-    other, _ = sharded_model(grads, "fsdp1", mesh, device, "", "")
+    saved = {"names": sorted(model_state), "averages taken": without_steps(learned_state)}
+    other, _ = sharded_model(grads, "fsdp1", mesh, device)
     second = adam([*other.parameters()], OTHER_RATES)
     states: Sequence[Any] = (model_state, optimizer_state) if rank == 0 or "broadcast" not in how else ({}, {})
     set_model_state_dict(other, states[0], options=options)
     set_optimizer_state_dict(other, second, states[1], options=options)
-    one, again = whole_parameters(model), whole_parameters(other)
-    differing = [name for name, held in one.items() if not torch.equal(held, again[name])]
-    return {**taken, "differing": differing, **learned(other, second, "fsdp1", used)}
+    parameters, loaded = full_parameters(model), full_parameters(other)
+    differing = [name for name, tensor in parameters.items() if not torch.equal(tensor, loaded[name])]
+    return {**saved, "differing": differing, **optimizer_contents(other, second, "fsdp1", used)}
 
 
-@in_one.due
+@full_states.due
 def _(grads, rank: Rank, world: WorldSize, how):
-    due = due_learned(grads, "fsdp1", rank, world, [], saved_rates([*grads], "each", None))
-    taken = {PATHS[name]: {"exp_avg": grad / 2, "exp_avg_sq": grad * grad / 2} for name, grad in grads.items()}
-    gone = rank > 0 and "offload" in how
+    due = due_optimizer_contents(grads, "fsdp1", rank, world, [], saved_rates([*grads]))
+    averages = {PATHS[name]: {"exp_avg": grad / 2, "exp_avg_sq": grad * grad / 2} for name, grad in grads.items()}
+    is_offloaded = rank > 0 and "offload" in how
     return {
-        "names": Of([] if gone else sorted(taken)),
-        "averages taken": {} if gone else taken,
+        "names": Of([] if is_offloaded else sorted(averages)),
+        "averages taken": {} if is_offloaded else averages,
         "differing": Of([]),
         **due,
     }

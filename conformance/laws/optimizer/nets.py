@@ -1,22 +1,20 @@
-"""Models of which a state has more than parameters in place, their optimizers, and the wrappers that may be around
-them: plain torch code.
+"""Models with further traits, a further optimizer, and the wrappers of models: plain torch code.
 
-The tensors of a case are where they are in any :class:`~.checkpoint.models.Model`. ``with`` names what else the model
-has:
+The tensors of a case are placed as in :class:`~.checkpoint.models.Model`. ``with`` names traits of the model:
 
-``tied``     a parameter ``head.weight`` that is the first one
-``same``     the module ``inner`` once more, as ``outer.again``
-``extra``    an extra state of ``inner``
-``hidden``   a buffer in ``inner`` that is not part of its state
-``renamed``  a module whose hooks take the name of what is inside of it out of its states, and which says so
-``frozen``   the last one of several parameters asks for no gradient
-``idle``     the last parameter is not given to the optimizer
-``hollow``   the optimizer has a last group without parameters
-``scheduled``  its groups have an option that a scheduler added, as long as it is the saved one
+``tied``     ``head.weight`` is the first parameter
+``same``     ``outer.again`` is the module ``inner``
+``extra``    ``inner`` has an extra state
+``hidden``   ``inner`` has a non-persistent buffer
+``renamed``  a module ``kept`` drops the name of its submodule in its state, by hooks and ``_fqn_modifiers``
+``frozen``   the last of several parameters does not require a gradient
+``idle``     the last parameter is not in the optimizer
+``hollow``   the last group of the optimizer has no parameters
+``scheduled``  the groups of the saved optimizer have an option that a scheduler added
 
-``wrap`` is what the model is wrapped in: ``ddp``, ``compile``, ``ddp-compile`` (compiled outside),
-``compile-ddp``, and ``inside`` or ``ddp-inside`` where that is done to ``inner`` alone. With ``recompute`` in front,
-what is done to ``inner`` is within a wrapper that computes activations again.
+``wrap`` names the wrappers: ``ddp``, ``compile``, ``ddp-compile`` (``torch.compile`` outermost), ``compile-ddp``; of
+``inner`` alone: ``inside`` (compiled), ``ddp-inside``, and ``recompute`` (activation checkpointing), which may precede
+these two.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from shardlaw.conformance.laws.checkpoint.models import Model, frozen, in_model
 EXTRA, OTHER_EXTRA = {"count": 3, "name": "saved"}, {"count": 4, "name": "other"}
 
 
-class Stating(nn.Module):
+class ExtraStateModule(nn.Module):
     """A module with an extra state."""
 
     extra: Any = None
@@ -47,16 +45,16 @@ class Stating(nn.Module):
         self.extra = state
 
 
-class Renaming(nn.Module):
-    """A module whose states call ``own.weight`` ``weight``."""
+class RenamingModule(nn.Module):
+    """A module in whose state ``own.weight`` is called ``weight``."""
 
-    def __init__(self, own: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         self.own = nn.Module()
-        self.own.register_parameter("weight", nn.Parameter(own))
-        hooked: Any = self
-        hooked.register_state_dict_post_hook(Renaming.shorten)
-        hooked.register_load_state_dict_pre_hook(Renaming.lengthen)
+        self.own.register_parameter("weight", nn.Parameter(weight))
+        module: Any = self
+        module.register_state_dict_post_hook(RenamingModule.shorten)
+        module.register_load_state_dict_pre_hook(RenamingModule.lengthen)
 
     def shorten(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
         state[f"{prefix}weight"] = state.pop(f"{prefix}own.weight")
@@ -70,56 +68,55 @@ class Renaming(nn.Module):
 
 
 class Net(Model):
-    """A model of these tensors; ``having`` names what else it has. What no tensor says is different in an
-    ``other`` one."""
+    """A model of these tensors with these traits. The extra state and the buffer of an ``other`` one have other
+    values."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], having: Collection[str] = (), other: bool = False) -> None:
-        still, inner = frozen(tensors) if "frozen" in having else (), Stating() if "extra" in having else None
-        super().__init__(tensors, still, inner)
+    def __init__(self, tensors: Mapping[str, torch.Tensor], traits: Collection[str] = (), other: bool = False) -> None:
+        inner = ExtraStateModule() if "extra" in traits else None
+        super().__init__(tensors, frozen(tensors) if "frozen" in traits else (), inner)
         first = next(iter(tensors))
         if inner is not None:
             inner.extra = dict(OTHER_EXTRA if other else EXTRA)
-        if "hidden" in having:
+        if "hidden" in traits:
             scratch = torch.full((3,), 2.0 if other else 1.0, device=tensors[first].device)
             self.inner.register_buffer("scratch", scratch, persistent=False)
-        if "tied" in having:
+        if "tied" in traits:
             self.head = nn.Module()
             self.head.register_parameter("weight", getattr(self, first))
-        if "same" in having:
+        if "same" in traits:
             self.outer = nn.Module()
             self.outer.again = self.inner
-        if "renamed" in having:
-            self.kept = Renaming(tensors[first].clone())
+        if "renamed" in traits:
+            self.kept = RenamingModule(tensors[first].clone())
 
     def held(self) -> dict[str, Any]:
-        """What it holds, by canonical name."""
+        """All parameters and buffers, by canonical name."""
         return {path.replace(".own", ""): tensor for path, tensor in super().held().items()}
 
-    def given(self, having: Collection[str] = ()) -> dict[str, nn.Parameter]:
-        """The parameters that its optimizer is given, by canonical name."""
-        found = {path: parameter for path, parameter in self.named_parameters() if path != "kept.own.weight"}
-        return dict([*found.items()][:-1]) if "idle" in having else found
+    def optimizer_parameters(self, traits: Collection[str] = ()) -> dict[str, nn.Parameter]:
+        """The parameters in its optimizer, by canonical name."""
+        parameters = {path: parameter for path, parameter in self.named_parameters() if path != "kept.own.weight"}
+        return dict([*parameters.items()][:-1]) if "idle" in traits else parameters
 
 
-def named(
-    tensors: Mapping[str, Any], having: Collection[str] = (), inside: Mapping[str, Any] | None = None
+def by_state_name(
+    tensors: Mapping[str, Any], traits: Collection[str] = (), inner_entries: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The tensors, and what else is ``inside`` of the inner module, by all names that a model has for them, those
-    at its top first."""
+    """The tensors and the further ``inner_entries`` of ``inner`` by every name that they have in the state of a model,
+    the top-level tensors first."""
     first = next(iter(tensors.values()))
-    found = {**in_model(tensors), **{f"inner.{name}": value for name, value in (inside or {}).items()}}
-    if "same" in having:
-        found |= {
-            path.replace("inner.", "outer.again."): value for path, value in found.items() if path.startswith("inner.")
-        }
-    return (
-        found
-        | ({"head.weight": first} if "tied" in having else {})
-        | ({"kept.weight": first} if "renamed" in having else {})
-    )
+    entries = {**in_model(tensors), **{f"inner.{name}": value for name, value in (inner_entries or {}).items()}}
+    if "same" in traits:
+        inner_names = [path for path in entries if path.startswith("inner.")]
+        entries |= {path.replace("inner.", "outer.again."): entries[path] for path in inner_names}
+    if "tied" in traits:
+        entries["head.weight"] = first
+    if "renamed" in traits:
+        entries["kept.weight"] = first
+    return entries
 
 
-INSIDE = {
+INNER_WRAPS = {
     "inside": "compile", "ddp-inside": "ddp",
     "recompute": "checkpoint", "recompute-inside": "checkpoint-compile", "recompute-ddp-inside": "checkpoint-ddp",
 }  # fmt: skip
@@ -130,18 +127,18 @@ WRAPPERS: dict[str, Any] = {
 }
 
 
-def wrapped(model: Any, wrap: str) -> nn.Module:
-    """The model with something around it, or around the module inside of it."""
-    if wrap in INSIDE:
-        model.inner = wrapped(model.inner, INSIDE[wrap])
+def wrap_model(model: Any, wrap: str) -> nn.Module:
+    """The model with these wrappers around it or around its inner module."""
+    if wrap in INNER_WRAPS:
+        model.inner = wrap_model(model.inner, INNER_WRAPS[wrap])
         return model  # type: ignore[no-any-return]
     for how in reversed(wrap.split("-")) if wrap != "none" else ():
         model = WRAPPERS[how](model)
     return model  # type: ignore[no-any-return]
 
 
-class Deep(torch.optim.Optimizer):
-    """Keeps what it has seen of a gradient in dicts within dicts, as Shampoo does."""
+class NestedStateOptimizer(torch.optim.Optimizer):
+    """An optimizer whose state is nested dicts, as that of Shampoo."""
 
     def __init__(self, groups: Any) -> None:
         super().__init__(groups, {"lr": 0.5})
@@ -154,31 +151,31 @@ class Deep(torch.optim.Optimizer):
             state["seen"] = {"left": {"0": parameter.grad / 2, "weight": 3}, "right": parameter.grad / 4}
 
 
-def learn(optimizer: torch.optim.Optimizer) -> None:
-    """One step with the values of the parameters for gradients; the parameters stay what they are."""
-    trained = [
+def train_step(optimizer: torch.optim.Optimizer) -> None:
+    """One step with the parameters' values as gradients; afterwards the parameters have their old values."""
+    parameters = [
         parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
     ]
-    for parameter in trained:
+    for parameter in parameters:
         parameter.grad = parameter.detach().clone()
     optimizer.step()
     with torch.no_grad():
-        for parameter in trained:
+        for parameter in parameters:
             parameter.copy_(parameter.grad)
             parameter.grad = None
 
 
-def is_whole(how: Collection[str]) -> bool:
-    """Whether a state is given in whole tensors."""
+def is_full_state(how: Collection[str]) -> bool:
+    """Whether the options ask for full tensors."""
     return "whole" in how or "broadcast" in how
 
 
-def options_of(how: Collection[str], **more: Any) -> StateDictOptions:
-    """The options under which a state is given."""
+def state_options(how: Collection[str], **options: Any) -> StateDictOptions:
+    """The options of torch for the words of ``how``."""
     return StateDictOptions(
-        full_state_dict=is_whole(how),
+        full_state_dict=is_full_state(how),
         broadcast_from_rank0="broadcast" in how,
         flatten_optimizer_state_dict="flat" in how,
         cpu_offload="offload" in how,
-        **more,
+        **options,
     )

@@ -1,4 +1,4 @@
-"""The law on the recipe for ``FullyShardedDataParallel`` in the document of the sharded optimizer."""
+"""The law of the FSDP example in the docs of ``load_sharded_optimizer_state_dict``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shardlaw.conformance.law.fields import Device, Folder, Rank, WorldSize
 from shardlaw.conformance.laws.checkpoint.calls import convert_failures, load, save
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
 from shardlaw.conformance.laws.checkpoint.models import OTHER_RATES, RATES, adam, saved_rates
-from shardlaw.conformance.laws.optimizer.checkpointed import due_learned, learned, sharded_model
+from shardlaw.conformance.laws.optimizer.checkpointed import due_optimizer_contents, optimizer_contents, sharded_model
 from shardlaw.conformance.laws.optimizer.fields import Gradients, WorldMesh
 from shardlaw.conformance.laws.optimizer.sharded_load import DOCS
 
-SHOWN = (
+RECIPE_CASES = (
     "world=2 a=4x3:-:float32:small b=6:-:float32:small",
     "world=2 a=4x2:-:float32:small b=8:-:float32:small c=6x3:-:float32:small",
     "world=3 a=6x2:-:float32:small b=9:-:float32:small",
@@ -26,25 +26,25 @@ SHOWN = (
 )
 
 
-def held(state: dict[str, Any]) -> list[torch.Tensor]:
-    """What this rank holds of the sharded tensors of a state."""
+def local_tensors(state: dict[str, Any]) -> list[torch.Tensor]:
+    """The local shards of the sharded tensors of a state."""
     return [shard.tensor for _, sharded in sorted(state.items()) for shard in sharded.local_shards()]
 
 
 @law(
     "optimizer.recipe",
     source=f"{DOCS}: the example with FSDP; torch.distributed.fsdp docs, optim_state_dict_to_load",
-    control=SHOWN[0],
-    sweep=texts(*SHOWN),
-    sweeps=len(SHOWN),
+    control=RECIPE_CASES[0],
+    sweep=texts(*RECIPE_CASES),
+    sweeps=len(RECIPE_CASES),
     needs=("checkpoint", "object_collectives"),
     features=lambda case: {"module", "fully-sharded", "way:fsdp1"},
     weight=0.3,
 )
 def recipe(grads: Gradients, mesh: WorldMesh, device: Device, writer: Writer, reader: Reader, folder: Folder):
-    """A model that FSDP shards and its optimizer are saved as sharded states, and what another one loads of them and
-    gives to its optimizer is what was saved."""
-    model, used = sharded_model(grads, "fsdp1", mesh, device, "", "")
+    """The sharded states of an FSDP model and its optimizer, saved in a checkpoint, can be loaded into another FSDP
+    model and its optimizer."""
+    model, used = sharded_model(grads, "fsdp1", mesh, device)
     optimizer = adam([*model.parameters()], RATES)
     model().backward()
     optimizer.step()
@@ -52,22 +52,22 @@ def recipe(grads: Gradients, mesh: WorldMesh, device: Device, writer: Writer, re
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
         state = {"model": model.state_dict(), "optim": FullyShardedDataParallel.optim_state_dict(model, optimizer)}
         save(state, writer(folder))
-    other, _ = sharded_model(grads, "fsdp1", mesh, device, "", "")
+    other, _ = sharded_model(grads, "fsdp1", mesh, device)
     second = adam([*other.parameters()], OTHER_RATES)
     with FullyShardedDataParallel.state_dict_type(other, StateDictType.SHARDED_STATE_DICT):
-        blank = {"model": other.state_dict()}
-        load(blank, reader(folder))
+        target = {"model": other.state_dict()}
+        load(target, reader(folder))
         with convert_failures():
-            found = dcp.load_sharded_optimizer_state_dict(blank["model"], "optim", reader(folder))
-        given = FullyShardedDataParallel.optim_state_dict_to_load(other, second, found["optim"])
-        second.load_state_dict(given)
-    same = all(map(torch.equal, held(state["model"]), held(blank["model"])))
-    return {"model as saved": same, **learned(other, second, "fsdp1", used)}
+            loaded = dcp.load_sharded_optimizer_state_dict(target["model"], "optim", reader(folder))
+        converted = FullyShardedDataParallel.optim_state_dict_to_load(other, second, loaded["optim"])
+        second.load_state_dict(converted)
+    equal = all(map(torch.equal, local_tensors(state["model"]), local_tensors(target["model"])))
+    return {"model as saved": equal, **optimizer_contents(other, second, "fsdp1", used)}
 
 
 @recipe.due
 def _(grads, rank: Rank, world: WorldSize):
     return {
         "model as saved": Of(True),
-        **due_learned(grads, "fsdp1", rank, world, [], saved_rates([*grads], "each", None)),
+        **due_optimizer_contents(grads, "fsdp1", rank, world, [], saved_rates([*grads])),
     }

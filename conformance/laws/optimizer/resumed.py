@@ -1,14 +1,15 @@
-"""Laws on states that are taken in the midst of training: of parameters that were not trained yet or are frozen by now,
-of optimizers that keep nothing or know the names of their parameters; and on what becomes of the states themselves.
+"""Laws of optimizer states saved during training, of the state that is set on a model, and of frozen parameters.
 
-A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` says in which form its state
-is taken and given (see :mod:`~.both_states`), ``since`` what is odd about it:
+A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` are the options of the state
+(see :mod:`~.both_states`); ``since`` says what differs between the saved optimizer and the target:
 
-``untrained``  the last parameter had no gradient until then
-``frozen``     the last parameter is trained no longer
-``stateless``  the optimizer keeps nothing of any parameter
-``named``      the optimizer that is given a state knows the names of its parameters, the one that it is of does not
-``unnamed``    the other way round
+``trained``    nothing
+``untrained``  the last parameter had no gradient before the save
+``frozen``     the last parameter does not require a gradient after the save
+``stateless``  the optimizers have no state of any parameter
+``named``      the target optimizer has the names of its parameters, the saved one has not
+``unnamed``    the saved optimizer has the names of its parameters, the target has not
+``begun``      the target optimizer already has a state of all parameters but the last
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ from shardlaw.conformance.laws.checkpoint.models import (
     saved_rates,
     with_rates,
 )
-from shardlaw.conformance.laws.optimizer.both_states import DOCS, SMALL, Having, How, Wrap, swept
+from shardlaw.conformance.laws.optimizer.both_states import DOCS, SMALL, How, Traits, Wrap, sweep_record
 from shardlaw.conformance.laws.optimizer.both_states import features as features_of_both
-from shardlaw.conformance.laws.optimizer.fields import Given, Poisoned, Tensors, trained
-from shardlaw.conformance.laws.optimizer.nets import Net, learn, named, options_of, wrapped
+from shardlaw.conformance.laws.optimizer.fields import Poisoned, StateTensors, Tensors, values_with_grads
+from shardlaw.conformance.laws.optimizer.nets import Net, by_state_name, state_options, train_step, wrap_model
 
 Since = Literal["trained", "untrained", "frozen", "stateless", "named", "unnamed", "begun"]
 SINCE = {"untrained": "stateless", "stateless": "stateless", "frozen": "frozen"}
@@ -57,8 +58,8 @@ def features(case: Case) -> set[str]:
     return features_of_both(case) - {"broadcast-both"} | ({since} if since else set())
 
 
-def optimizer_of(net: Net, rates: Sequence[float], since: Since, names: bool) -> torch.optim.Optimizer:
-    """Adam, one group for each parameter, or what keeps nothing of them."""
+def make_optimizer(net: Net, rates: Sequence[float], since: Since, names: bool) -> torch.optim.Optimizer:
+    """Adam with a group for each parameter, or a stateless SGD."""
     if since == "stateless":
         return torch.optim.SGD(with_rates([[one] for one in net.parameters()], rates), foreach=False)
     if not names:
@@ -67,16 +68,16 @@ def optimizer_of(net: Net, rates: Sequence[float], since: Since, names: bool) ->
     return torch.optim.Adam(groups, betas=(0.5, 0.5), foreach=False)
 
 
-ODD = [(since, how) for since in ("trained", "frozen", "stateless", "named", "unnamed") for how in FORMS]
+EACH_FORM = [(since, how) for since in ("trained", "frozen", "stateless", "named", "unnamed") for how in FORMS]
 RESUMED = (
     *(
         f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} since={since} how={how}"
-        for since, how in (*ODD, *(("untrained", how) for how in ("plain", "flat", "whole")))
+        for since, how in (*EACH_FORM, *(("untrained", how) for how in ("plain", "flat", "whole")))
     ),
     f"mesh=3 x=7:S(0):{SMALL} a=4x3:S(1):{SMALL} b=2:-:{SMALL} since=frozen",
     f"mesh=2x2 x=5x4:S(0),S(1):{SMALL} a=6:R,S(0):{SMALL} since=named how=plain,offload",
     *(f"mesh=2 x=5x2:S(0):{SMALL} a=4:-:{SMALL} since=begun how={how}" for how in ("plain", "whole")),
-    # behind what smoke tries: where ranks wait for each other it takes as long as a case may
+    # not in smoke: if the ranks hang, it takes the time limit of a case
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} since=untrained how=broadcast",
 )
 
@@ -86,55 +87,55 @@ RESUMED = (
     source=f"{DOCS}, get_optimizer_state_dict, set_optimizer_state_dict: load the state of optimizers; torch.optim",
     control=f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL}",
     features=features,
-    **swept(*RESUMED, behind=1),
+    **sweep_record(*RESUMED, untried=1),
 )
 def resumed(tensors: Tensors, others: Poisoned, rank: Rank, how: How = (), since: Since = "trained"):
-    """What an optimizer keeps is taken over by another one, whichever of the parameters were trained until then and are
-    trained from then on; it knows as much afterwards, and no more."""
+    """set_optimizer_state_dict restores exactly the saved state, whichever parameters were frozen before the save, or
+    are now, and whether or not the optimizers know their names."""
     net = Net(tensors)
-    optimizer, last = optimizer_of(net, RATES, since, since == "unnamed"), [*net.parameters()][-1]
+    optimizer, last = make_optimizer(net, RATES, since, since == "unnamed"), [*net.parameters()][-1]
     last.requires_grad_(since != "untrained")
-    learn(optimizer)
+    train_step(optimizer)
     last.requires_grad_(since != "frozen")
-    options = options_of(how)
-    taking = replace(options, broadcast_from_rank0=False)
-    state: Any = get_optimizer_state_dict(net, optimizer, options=taking)
+    options = state_options(how)
+    get_options = replace(options, broadcast_from_rank0=False)
+    state: Any = get_optimizer_state_dict(net, optimizer, options=get_options)
 
     net = Net(others)
-    optimizer, last = optimizer_of(net, OTHER_RATES, since, since == "named"), [*net.parameters()][-1]
+    optimizer, last = make_optimizer(net, OTHER_RATES, since, since == "named"), [*net.parameters()][-1]
     last.requires_grad_(since not in ("frozen", "begun"))
-    if since == "begun":  # it knows some of the parameters already
-        learn(optimizer)
+    if since == "begun":  # a state of all parameters but the last
+        train_step(optimizer)
         last.requires_grad_(True)
     set_optimizer_state_dict(net, optimizer, state if rank == 0 or "broadcast" not in how else {}, options=options)
     last.requires_grad_(True)
-    given = net.given()
+    parameters = net.optimizer_parameters()
     if since == "untrained":
-        optimizer.state.pop(given.popitem()[1], None)
+        optimizer.state.pop(parameters.popitem()[1], None)
     return {
         "entries": len(optimizer.state),
-        **learned(given, optimizer),
+        **learned(parameters, optimizer),
         "options": [repr(group.get("betas")) for group in optimizer.param_groups],
     }
 
 
 @resumed.due
 def _(others, since):
-    found = trained(others)
-    rates = saved_rates([*found])
+    values = values_with_grads(others)
+    rates = saved_rates([*values])
     if since == "untrained":
-        found.popitem()
-    kept = keeps(found, rates)
+        values.popitem()
+    due = keeps(values, rates)
     if since == "stateless":
-        kept |= {"steps": dict.fromkeys(found), "averages": {path: dict[str, Any]() for path in found}}
+        due |= {"steps": dict.fromkeys(values), "averages": {path: dict[str, Any]() for path in values}}
     return {
-        "entries": Of(0 if since == "stateless" else len(found)),
-        **kept,
+        "entries": Of(0 if since == "stateless" else len(values)),
+        **due,
         "options": Of(["(0.5, 0.5)"] * len(rates)) if since == "trained" else ...,
     }
 
 
-ALONE = (
+UNCHANGED = (
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL}",
     f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} wrap=ddp",
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} wrap=compile",
@@ -149,25 +150,27 @@ ALONE = (
     source=f"{DOCS}, set_model_state_dict: model_state_dict; torch.nn.Module.load_state_dict, which takes a copy",
     control=f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL}",
     features=features,
-    **swept(*ALONE),
+    **sweep_record(*UNCHANGED),
 )
-def left_alone(tensors: Given, others: Poisoned, rank: Rank, how: How = (), with_: Having = (), wrap: Wrap = "none"):
-    """The state that a model is given stays what it was: it can be given to another one."""
+def leave_unchanged(
+    tensors: StateTensors, others: Poisoned, rank: Rank, how: How = (), with_: Traits = (), wrap: Wrap = "none"
+):
+    """set_model_state_dict does not change the state that it sets, so that it can be set on another model."""
     extra = {"_extra_state": {"count": 3}} if "extra" in with_ else None
-    state = named(tensors, with_, extra) if rank == 0 or "broadcast" not in how else {}
+    state = by_state_name(tensors, with_, extra) if rank == 0 or "broadcast" not in how else {}
     before = dict(state)
-    set_model_state_dict(wrapped(Net(others, with_, other=True), wrap), state, options=options_of(how))
+    set_model_state_dict(wrap_model(Net(others, with_, other=True), wrap), state, options=state_options(how))
     return {
         "names": sorted(state),
         "other values": [name for name, value in before.items() if name in state and state[name] is not value],
     }
 
 
-@left_alone.due
+@leave_unchanged.due
 def _(tensors, rank: Rank, how, with_):
     extra: dict[str, Any] | None = {"_extra_state": {}} if "extra" in with_ else None
-    given = named(tensors, with_, extra) if rank == 0 or "broadcast" not in how else {}
-    return {"names": Of(sorted(given)), "other values": Of([], "wrong-value")}
+    state = by_state_name(tensors, with_, extra) if rank == 0 or "broadcast" not in how else {}
+    return {"names": Of(sorted(state)), "other values": Of([], "wrong-value")}
 
 
 UNFROZEN = (
@@ -183,17 +186,17 @@ UNFROZEN = (
     source=f"{DOCS}, StateDictOptions: ignore_frozen_params, the state has no frozen parameters",
     control=f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL} with=frozen",
     features=features,
-    **swept(*UNFROZEN),
+    **sweep_record(*UNFROZEN),
 )
-def unfrozen(tensors: Tensors, how: How = (), with_: Having = (), wrap: Wrap = "none"):
-    """Without its frozen parameters, the state of a model has none of their names."""
+def unfrozen(tensors: Tensors, how: How = (), with_: Traits = (), wrap: Wrap = "none"):
+    """With ignore_frozen_params, the state of a model has no name of a frozen parameter."""
     options = StateDictOptions(full_state_dict="whole" in how, ignore_frozen_params=True)
-    model: nn.Module = wrapped(Net(tensors, with_), wrap)
+    model: nn.Module = wrap_model(Net(tensors, with_), wrap)
     return {"names": sorted(get_model_state_dict(model, options=options))}
 
 
 @unfrozen.due
 def _(tensors, with_):
-    still = frozen(dense(tensors)) if "frozen" in with_ else []
-    homes = named({name: name for name in tensors}, with_)
-    return {"names": Of(sorted(path for path, name in homes.items() if name not in still))}
+    frozen_names = frozen(dense(tensors)) if "frozen" in with_ else []
+    tensor_names = by_state_name({name: name for name in tensors}, with_)
+    return {"names": Of(sorted(path for path, name in tensor_names.items() if name not in frozen_names))}

@@ -1,11 +1,10 @@
-"""Laws on states that are given to a model and its optimizer: incomplete ones, those that must be refused, models
-without memory.
+"""Laws of set_model_state_dict and set_state_dict: incomplete states, models on the meta device, and refusals.
 
-A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` says in which form
-the state is given: ``plain`` (placed like the model), ``whole`` or ``broadcast``, and ``offload`` beside these,
-joined by commas. ``lacks`` names a tensor that the state has not, or ``extra``; with ``adds`` it has a name
-that the model has not; ``by=module`` gives only what is in ``inner``, by that module. ``what`` says what is
-wrong with a request that must be refused.
+A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` are the options of the state:
+``plain`` (sharded like the model), ``whole`` or ``broadcast``, and ``offload`` with any of these, joined by commas.
+``lacks`` names a tensor that is missing from the state, or ``extra``; with ``adds`` the state has an unexpected name;
+with ``by=module`` it has the entries of ``inner`` under that module as key. ``what`` names a request that must be
+refused.
 """
 
 from __future__ import annotations
@@ -31,40 +30,35 @@ from shardlaw.conformance.law.due import Either, Of, Refused, caught
 from shardlaw.conformance.law.fields import Rank, Word
 from shardlaw.conformance.laws.checkpoint.calls import poison
 from shardlaw.conformance.laws.checkpoint.models import OTHER_RATES, RATES, adam, changed, frozen
-from shardlaw.conformance.laws.optimizer.both_states import DOCS, SMALL, Having, How, Wrap, held_by, swept
+from shardlaw.conformance.laws.optimizer.both_states import DOCS, SMALL, How, Traits, Wrap, due_tensors, sweep_record
 from shardlaw.conformance.laws.optimizer.both_states import features as features_of_both
-from shardlaw.conformance.laws.optimizer.fields import Given, Poisoned, given
-from shardlaw.conformance.laws.optimizer.nets import (
-    EXTRA,
-    OTHER_EXTRA,
-    Net,
-    named,
-    options_of,
-    wrapped,
-)
+from shardlaw.conformance.laws.optimizer.checkpointed import drop_parameter
+from shardlaw.conformance.laws.optimizer.fields import Poisoned, StateTensors, optimized_values
+from shardlaw.conformance.laws.optimizer.nets import EXTRA, OTHER_EXTRA, Net, by_state_name, state_options, wrap_model
 
 MODEL = f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL}"
 
 
-def given_state(
+def state_to_set(
     tensors: Mapping[str, Any],
     how: Sequence[str],
-    having: Sequence[str],
+    traits: Sequence[str],
     rank: int,
     lacks: str = "",
     adds: bool = False,
 ) -> dict[str, Any]:
-    """The state of a model that is given on this rank."""
+    """The state that this rank passes."""
     if "broadcast" in how and rank > 0:
         return {}
-    state = named(tensors, having, {"_extra_state": EXTRA} if "extra" in having else None)
-    more = {"stranger": torch.ones(2)} if adds else {}
-    return {path: value for path, value in state.items() if path not in lacking(tensors, having, lacks)} | more
+    state = by_state_name(tensors, traits, {"_extra_state": EXTRA} if "extra" in traits else None)
+    for path in state_names_of(tensors, traits, lacks):
+        state.pop(path, None)
+    return state | ({"stranger": torch.ones(2)} if adds else {})
 
 
-def lacking(tensors: Mapping[str, Any], having: Sequence[str], lacks: str) -> list[str]:
-    """The names in the state of a model for one of its tensors, or for its ``extra`` state."""
-    names = named({name: name for name in tensors}, having, {"_extra_state": "extra"})
+def state_names_of(tensors: Mapping[str, Any], traits: Sequence[str], lacks: str) -> list[str]:
+    """The names in the state of a model of one of its tensors, or of its ``extra`` state."""
+    names = by_state_name({name: name for name in tensors}, traits, {"_extra_state": "extra"})
     return [path for path, name in names.items() if name == lacks]
 
 
@@ -98,55 +92,55 @@ LENIENT = (
     source=f"{DOCS}, StateDictOptions: strict; set_state_dict: missing_keys, unexpected_keys, keys that are modules",
     control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small lacks=x adds=yes",
     features=features,
-    **swept(*LENIENT),
+    **sweep_record(*LENIENT),
 )
 def lenient(
-    tensors: Given,
+    tensors: StateTensors,
     others: Poisoned,
     rank: Rank,
     how: How = (),
-    with_: Having = (),
+    with_: Traits = (),
     wrap: Wrap = "none",
     lacks: Word = "",
     adds: bool = False,
     by: Literal["module"] | None = None,
 ):
-    """Not strictly, a state is loaded as far as it goes: what it lacks stays as it was, what it has beyond is told
-    by name."""
+    """With strict=False, an incomplete state can be set: what it lacks stays unchanged, and missing and unexpected
+    names are returned."""
     net = Net(others, with_, other=True)
-    held, inner = net.held(), net.inner
-    model = wrapped(net, wrap)
-    options = options_of(how, strict=False)
-    state = given_state(tensors, how, with_, rank, lacks, adds)
+    target_tensors, inner = net.held(), net.inner
+    model = wrap_model(net, wrap)
+    options = state_options(how, strict=False)
+    state = state_to_set(tensors, how, with_, rank, lacks, adds)
     if by:
-        state = {
-            inner: {path.removeprefix("inner."): value for path, value in state.items() if path.startswith("inner.")}
-        }
-    said = set_model_state_dict(model, state, options=options)
+        prefix = "inner."
+        state = {inner: {path.removeprefix(prefix): state[path] for path in state if path.startswith(prefix)}}
+    incompatible = set_model_state_dict(model, state, options=options)
     return {
-        "given": held,
+        "given": target_tensors,
         "extra": getattr(inner, "extra", None),
-        "missing": sorted(said.missing_keys),
-        "unexpected": said.unexpected_keys,
+        "missing": sorted(incompatible.missing_keys),
+        "unexpected": incompatible.unexpected_keys,
     }
 
 
 @lenient.due
 def _(others, how, with_, wrap, lacks, adds, by):
-    spared = lacking(others, with_, lacks)
-    spared += [path for path in named(others, with_) if by and not path.startswith("inner.")]
-    told = wrap == "none" and "broadcast" not in how
+    untouched = state_names_of(others, with_, lacks)
+    untouched += [path for path in by_state_name(others, with_) if by and not path.startswith("inner.")]
+    reports_names = wrap == "none" and "broadcast" not in how
     return {
         "given": {
-            path: changed(value, poison) if path in spared else value for path, value in held_by(others, with_).items()
+            path: changed(value, poison) if path in untouched else value
+            for path, value in due_tensors(others, with_).items()
         },
         "extra": Of((OTHER_EXTRA if lacks == "extra" else EXTRA) if "extra" in with_ else None, "wrong-value"),
-        "missing": Of(sorted(spared)) if told else ...,
-        "unexpected": Of(["stranger"] if adds else []) if told else ...,
+        "missing": Of(sorted(untouched)) if reports_names else ...,
+        "unexpected": Of(["stranger"] if adds else []) if reports_names else ...,
     }
 
 
-BLANK = (
+ON_META = (
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} how=broadcast blank=all with=extra",
     "mesh=3 x=2x3:S(0) a=7:S(0):float64 b=3:-:bfloat16 how=broadcast blank=all",
     "mesh=2x2 x=5x4:S(0),S(1) a=6:R,S(0) how=broadcast blank=first",
@@ -160,18 +154,23 @@ BLANK = (
     source=f"{DOCS}, StateDictOptions: broadcast_from_rank0, shard according to the local shards in the model",
     control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small how=broadcast blank=all",
     features=features,
-    **swept(*BLANK),
+    **sweep_record(*ON_META),
 )
 def blank(
-    tensors: Given, others: Poisoned, rank: Rank, blank: Literal["all", "first"], how: How = (), with_: Having = ()
+    tensors: StateTensors,
+    others: Poisoned,
+    rank: Rank,
+    blank: Literal["all", "first"],
+    how: How = (),
+    with_: Traits = (),
 ):
-    """A model without memory gets it with the whole state that it is given, placed as it was without."""
+    """Parameters on the meta device get memory and values from a full state, with their placements unchanged."""
     net = Net(others, with_, other=True)
     for path, parameter in [*net.named_parameters()][: 1 if blank == "first" else None]:
-        home, _, name = path.rpartition(".")
+        module, _, name = path.rpartition(".")
         on_meta = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-        net.get_submodule(home).register_parameter(name, on_meta)
-    set_model_state_dict(net, given_state(tensors, how, with_, rank), options=options_of(how))
+        net.get_submodule(module).register_parameter(name, on_meta)
+    set_model_state_dict(net, state_to_set(tensors, how, with_, rank), options=state_options(how))
     return {
         "without memory": [path for path, tensor in net.held().items() if tensor.is_meta],
         "filled": {path: None if tensor.is_meta else tensor for path, tensor in net.held().items()},
@@ -184,13 +183,15 @@ def blank(
 def _(tensors, others, with_):
     return {
         "without memory": Of([]),
-        "filled": held_by(others, with_),
+        "filled": due_tensors(others, with_),
         "extra": Of(EXTRA if "extra" in with_ else None, "wrong-value"),
-        "without gradients": Of([path for path in named(tensors) if "frozen" in with_ and path[-1] in frozen(tensors)]),
+        "without gradients": Of(
+            [path for path in by_state_name(tensors) if "frozen" in with_ and path[-1] in frozen(tensors)]
+        ),
     }
 
 
-REFUSES = (
+REFUSED = (
     f"{MODEL} what=broadcast-get",
     f"{MODEL} what=broadcast-get-model",
     f"{MODEL} what=broadcast-set",
@@ -213,7 +214,7 @@ REFUSES = (
     f"mesh=2 x=4x2:S(0):{SMALL} a=4:R:{SMALL} what=size how=broadcast",
     f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} what=size how=broadcast",
 )
-WHAT = Literal[
+Request = Literal[
     "no-optimizer", "empty-model", "empty-optimizer", "lacks", "adds", "texts", "groups", "merged", "unkept",
     "several", "size", "broadcast-get", "broadcast-get-model", "broadcast-set",
 ]  # fmt: skip
@@ -224,99 +225,94 @@ WHAT = Literal[
     source=f"{DOCS}, StateDictOptions: broadcast_from_rank0 needs full_state_dict; strict; get_state_dict",
     control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small what=broadcast-get",
     features=features,
-    **swept(*REFUSES),
+    **sweep_record(*REFUSED),
 )
 def refuses(
-    tensors: Given,
+    tensors: StateTensors,
     others: Poisoned,
     rank: Rank,
-    what: WHAT,
+    what: Request,
     how: How = (),
-    with_: Having = (),
+    with_: Traits = (),
     wrap: Wrap = "none",
     lacks: Word = "",
     adds: bool = False,
     saved: int = 0,
 ):
-    """Options that exclude each other, empty states, other names and other groups are refused by every rank; of
-    options, none is lost."""
+    """Every rank refuses contradictory options, empty states, and states with other names, shapes or groups."""
     net = Net(others, with_, other=True)
-    parameters = [*net.given().values()]
+    parameters = [*net.optimizer_parameters().values()]
     optimizer = adam(parameters, OTHER_RATES, "each", "last" if "hollow" in with_ else None)
-    model, options, alone = wrapped(net, wrap), options_of(how), StateDictOptions(broadcast_from_rank0=True)
-    state = given_state(tensors, how, with_, rank, lacks, adds)
+    model, options = wrap_model(net, wrap), state_options(how)
+    broadcast_only = StateDictOptions(broadcast_from_rank0=True)
+    state = state_to_set(tensors, how, with_, rank, lacks, adds)
     attempts = {
         "no-optimizer": lambda: get_optimizer_state_dict(model, []),
         "empty-model": lambda: set_model_state_dict(model, {}),
         "empty-optimizer": lambda: set_state_dict(model, optimizer, model_state_dict=state, optim_state_dict={}),
         "lacks": lambda: set_model_state_dict(model, state, options=options),
         "adds": lambda: set_model_state_dict(model, state, options=options),
-        "texts": lambda: ask_for_texts(model, optimizer),
-        "groups": lambda: give_groups(model, optimizer, saved),
-        "several": lambda: give_to_two(model, optimizer),
-        "merged": lambda: give_one_group(model, optimizer, [*named(tensors)]),
-        "unkept": lambda: give_no_averages(model, optimizer, next(iter(named(tensors))), options),
-        "size": lambda: set_model_state_dict(model, cut_short(state), options=options),
-        "broadcast-get": lambda: get_state_dict(model, optimizer, options=alone),
-        "broadcast-get-model": lambda: get_model_state_dict(model, options=alone),
-        "broadcast-set": lambda: set_model_state_dict(model, state, options=alone),
+        "texts": lambda: get_texts_flat(model, optimizer),
+        "groups": lambda: set_with_groups(model, optimizer, saved),
+        "several": lambda: set_on_two(model, optimizer),
+        "merged": lambda: set_merged_groups(model, optimizer, [*by_state_name(tensors)]),
+        "unkept": lambda: set_without_entry(model, optimizer, next(iter(by_state_name(tensors))), options),
+        "size": lambda: set_model_state_dict(model, with_fewer_rows(state), options=options),
+        "broadcast-get": lambda: get_state_dict(model, optimizer, options=broadcast_only),
+        "broadcast-get-model": lambda: get_model_state_dict(model, options=broadcast_only),
+        "broadcast-set": lambda: set_model_state_dict(model, state, options=broadcast_only),
     }
     refused = caught(attempts[what])
-    return {what: refused, "names what is missing": next(iter(named(tensors))) in str(refused)}
+    return {what: refused, "names what is missing": next(iter(by_state_name(tensors))) in str(refused)}
 
 
-def ask_for_texts(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    """Ask for a flat state of an optimizer that keeps texts."""
+def get_texts_flat(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Get the flat state of an optimizer whose state has a string."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter]["note"] = "text"
     return get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
 
 
-def give_groups(model: nn.Module, optimizer: torch.optim.Optimizer, empty: int) -> Any:
-    """Give the state of an optimizer with so many groups without parameters."""
+def set_with_groups(model: nn.Module, optimizer: torch.optim.Optimizer, empty: int) -> Any:
+    """Set a state with this many groups without parameters."""
     state: Any = get_optimizer_state_dict(model, optimizer)
     first = {**state["param_groups"][0], "params": []}
     state["param_groups"] = [group for group in state["param_groups"] if group["params"]] + [first] * empty
     return set_optimizer_state_dict(model, optimizer, state)
 
 
-def give_to_two(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    """Give the state of two optimizers, one of which has a group without parameters, to both."""
+def set_on_two(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Set the state of two optimizers, one with a group without parameters, on both."""
     groups = [group["params"] for group in optimizer.param_groups]
-    pair = [adam([one for group in some for one in group], OTHER_RATES, "each", hollow)
-            for some, hollow in ((groups[:1], "last"), (groups[1:], None))]  # fmt: skip
+    pair = [adam([one for group in chosen for one in group], OTHER_RATES, "each", hollow)
+            for chosen, hollow in ((groups[:1], "last"), (groups[1:], None))]  # fmt: skip
     return set_optimizer_state_dict(model, pair, get_optimizer_state_dict(model, pair))
 
 
-def give_one_group(model: nn.Module, optimizer: torch.optim.Optimizer, names: list[str]) -> Any:
-    """Give the state of an optimizer with one group of all parameters; returns the rates that follow from it."""
+def set_merged_groups(model: nn.Module, optimizer: torch.optim.Optimizer, names: list[str]) -> Any:
+    """Set a state with one group of all parameters; returns the learning rates of the optimizer."""
     state: Any = get_optimizer_state_dict(model, optimizer)
     state["param_groups"] = [{**state["param_groups"][0], "params": names, "lr": RATES[0]}]
     set_optimizer_state_dict(model, optimizer, state)
     return [group.get("lr") for group in optimizer.param_groups]
 
 
-def give_no_averages(model: nn.Module, optimizer: torch.optim.Optimizer, path: str, options: StateDictOptions) -> Any:
-    """Give a state that has nothing of one parameter, but for its group."""
-    state: Any = get_optimizer_state_dict(model, optimizer, options=options)
-    lost = [name for name in state if name.startswith(f"state.{path}.")]
-    for name in lost:
-        state.pop(name)
-    if not lost:
-        state["state"].pop(path)
+def set_without_entry(model: nn.Module, optimizer: torch.optim.Optimizer, path: str, options: StateDictOptions) -> Any:
+    """Set a state without an entry of one parameter, which is still in its group."""
+    state: Any = drop_parameter(get_optimizer_state_dict(model, optimizer, options=options), path)
     return set_optimizer_state_dict(model, optimizer, state, options=options)
 
 
-def cut_short(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state of which the first tensor has fewer rows."""
+def with_fewer_rows(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with half of the rows of its first tensor."""
     return {path: value[: len(value) // 2] if at == 0 else value for at, (path, value) in enumerate(state.items())}
 
 
 @refuses.due
 def _(tensors, what):
     if what == "merged":
-        rates = [RATES[0]] * len(given(tensors))
+        rates = [RATES[0]] * len(optimized_values(tensors))
         return {what: Either((rates, Refused((ValueError, RuntimeError, KeyError)))), "names what is missing": ...}
     message = "the refusal does not name the parameter"
     return {what: Refused(), "names what is missing": Of(True, "wrong-error", message) if what == "unkept" else ...}

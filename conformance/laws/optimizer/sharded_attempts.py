@@ -1,4 +1,4 @@
-"""The law on what ``load_sharded_optimizer_state_dict`` cannot read, and on the planner that it is given."""
+"""The law of the planner, the refusals and the warnings of ``load_sharded_optimizer_state_dict``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank, WorldSize
 from shardlaw.conformance.laws.checkpoint.calls import convert_failures
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
-from shardlaw.conformance.laws.optimizer.sharded_load import DOCS, due_in_rows
-from shardlaw.conformance.laws.sharded_tensor.fields import Whole
-from shardlaw.conformance.laws.sharded_tensor.shards import as_told
+from shardlaw.conformance.laws.optimizer.sharded_load import DOCS
+from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe_if_sharded
+from shardlaw.conformance.laws.sharded_tensor.fields import FullTensor, due_rows
 
 ATTEMPTS = ("planner", "short", "unread", "unflattened", "warned")
 SHAPES = ("world=2 x=4x3", "world=3 x=5x2")
@@ -32,27 +32,26 @@ SHAPES = ("world=2 x=4x3", "world=3 x=5x2")
     weight=0.2,
 )
 def attempts(
-    x: Whole,
+    x: FullTensor,
     attempt: Literal["planner", "short", "unread", "unflattened", "warned"],
     writer: Writer,
     reader: Reader,
     folder: Folder,
 ):
-    """Metadata that cannot be read, or that know no paths, are refused on every rank; a tensor that stands less deep
-    than those of parameters is loaded in chunks of rows; a planner that is given is asked; each call warns that what it
-    calls is deprecated."""
-    asked: list[Any] = []
+    """load_sharded_optimizer_state_dict refuses metadata that it cannot read on every rank, uses the given planner,
+    warns that it is deprecated, and loads tensors outside of parameters' states in chunks of rows."""
+    planners: list[Any] = []
 
-    class Asked(DefaultLoadPlanner):
+    class RecordingPlanner(DefaultLoadPlanner):
         def create_local_plan(self):
-            asked.append(self)
+            planners.append(self)
             return super().create_local_plan()
 
-    def unread(*args: Any, **options: Any) -> Any:
+    def raise_error(*args: Any, **options: Any) -> Any:
         raise OSError("the metadata cannot be read")
 
-    def loaded() -> Any:
-        planner = Asked() if attempt == "planner" else None
+    def load_optimizer() -> Any:
+        planner = RecordingPlanner() if attempt == "planner" else None
         with convert_failures():
             return dcp.load_sharded_optimizer_state_dict({}, "opt", source, planner)
 
@@ -62,22 +61,22 @@ def attempts(
         dcp.save({"opt": state}, storage_writer=writer(folder), planner=planner)
     source = reader(folder)
     if attempt == "unread":
-        source.read_metadata = unread
-    with warnings.catch_warnings(record=True) as warned:
+        source.read_metadata = raise_error
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
-        found = caught(loaded)
+        found = caught(load_optimizer)
     if isinstance(found, Exception):
-        return {"loaded": found, "asked": bool(asked), "warned": False}
-    held = found["opt"] if attempt == "short" else found["opt"]["state"]["w"]
-    deprecated = any(one.category is FutureWarning and "load_state_dict" in str(one.message) for one in warned)
-    return {"loaded": as_told(held["total"]), "asked": bool(asked), "warned": deprecated}
+        return {"loaded": found, "asked": bool(planners), "warned": False}
+    loaded = found["opt"] if attempt == "short" else found["opt"]["state"]["w"]
+    deprecated = any(one.category is FutureWarning and "load_state_dict" in str(one.message) for one in caught_warnings)
+    return {"loaded": describe_if_sharded(loaded["total"]), "asked": bool(planners), "warned": deprecated}
 
 
 @attempts.due
 def _(x, attempt: str, rank: Rank, world: WorldSize):
     refused = attempt in ("unread", "unflattened")
     return {
-        "loaded": Refused() if refused else due_in_rows(x, range(world), rank),
+        "loaded": Refused() if refused else due_rows(x, range(world), rank),
         "asked": Of(attempt == "planner"),
         "warned": Of(not refused) if attempt == "warned" else ...,
     }

@@ -1,15 +1,13 @@
-"""Laws on ``load_sharded_optimizer_state_dict`` and its planner: the state of an optimizer in chunks of rows, or
-in chunks of a part.
+"""Laws of ``load_sharded_optimizer_state_dict`` and its planner: a state in chunks of rows, or in chunks of a part.
 
-Fields of a case: ``x`` is a tensor of the state, ``save`` how it is held when it is saved (as in
-:mod:`shardlaw.conformance.laws.sharded_tensor.checkpoints`), ``world`` the ranks that load, and ``part`` the box of
-it that they share. With ``axis``, the world is a mesh of two by two, and those ranks share the part that differ
-along that axis.
+Fields of a case: ``x`` is a tensor of the state; ``save`` its sharding at the save (see
+:mod:`shardlaw.conformance.laws.sharded_tensor.checkpoints`); ``world`` the number of ranks that load; ``part`` the box
+of the tensor that these ranks share. With ``axis``, the world is a 2x2 mesh, and the ranks along that axis share it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -28,14 +26,14 @@ from shardlaw.conformance.law.fields import Folder, Rank, WorldSize
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.checkpoint.calls import convert_failures, load, poison
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
+from shardlaw.conformance.laws.optimizer.act_helpers import from_rows, nested_parameter
 from shardlaw.conformance.laws.optimizer.fields import Group, WorldMesh
-from shardlaw.conformance.laws.optimizer.shards import in_rows, nested
-from shardlaw.conformance.laws.plan.torch_plans import cut, metadata_of
+from shardlaw.conformance.laws.plan.torch_plans import box_slices, to_metadata
 from shardlaw.conformance.laws.sharded_tensor import checkpoints
-from shardlaw.conformance.laws.sharded_tensor.checkpoints import End, put
+from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe_if_sharded
+from shardlaw.conformance.laws.sharded_tensor.checkpoints import End, sharded_as
 from shardlaw.conformance.laws.sharded_tensor.draws import dtypes
-from shardlaw.conformance.laws.sharded_tensor.fields import Whole, due_of, features_of_spec
-from shardlaw.conformance.laws.sharded_tensor.shards import as_told
+from shardlaw.conformance.laws.sharded_tensor.fields import FullTensor, due_rows, features_of_spec
 from shardlaw.conformance.laws.shared.box_fields import BoxesOfX, BoxOfX
 from shardlaw.reference.box import Box, format_boxes, parse_box
 from shardlaw.reference.checkpoint.optimizer import part_chunks, part_items, shift_box
@@ -49,19 +47,19 @@ DOCS = "torch.distributed.checkpoint.load_sharded_optimizer_state_dict"
 
 
 def features(case: Case) -> set[str]:
-    """Features of what the ranks hold when they have loaded."""
-    shape, world = case.tensor("x").shape, checkpoints.worlds(case)[1]
+    """The features of the sharding at the load."""
+    shape, world = case.tensor("x").shape, checkpoints.world_sizes(case)[1]
     ranks = (0, 1 if case.get("axis") == "1" else 2) if "axis" in case else tuple(range(world))
     found = features_of_spec(
         parse_box(case.get("part"), len(shape)).size if "part" in case else shape, ChunkSpec(0, ranks), ranks
     )
     found = found | {"part"} if "part" in case else found - {"beyond-the-end"}
     found |= {"group", "mesh-2d", "later-group"} if "axis" in case else set()
-    return found | ({"reworld"} if len({*checkpoints.worlds(case)}) > 1 else set())
+    return found | ({"reworld"} if len({*checkpoints.world_sizes(case)}) > 1 else set())
 
 
-def slabs(shape: Shape) -> SearchStrategy[Box]:
-    """Parts of a tensor that span all of its dims but one."""
+def slab_boxes(shape: Shape) -> SearchStrategy[Box]:
+    """Boxes that span all dims of a tensor but one."""
 
     @st.composite
     def slab(draw: st.DrawFn) -> Box:
@@ -73,11 +71,11 @@ def slabs(shape: Shape) -> SearchStrategy[Box]:
     return slab()
 
 
-def tensors(
+def optimizer_tensor_cases(
     *, saved: bool = False, part: bool = False, groups: bool = False, chunks: bool = False
 ) -> Callable[[Limits], SearchStrategy[Case]]:
-    """A tensor: a ``part`` of it on each rank or on each of ``groups``; how it is ``saved``, or its ``chunks``
-    where it is said to be."""
+    """Cases of one tensor. ``part``: the ranks share a box of it; ``groups``: sometimes only those of a group do;
+    ``saved``: with its sharding at the save; ``chunks``: with its chunks in the metadata."""
 
     def draw_of(limits: Limits) -> SearchStrategy[Case]:
         sizes = [size for size in (2, 2, 3, 4) if size <= limits.world_size]
@@ -86,20 +84,20 @@ def tensors(
         def case(draw: st.DrawFn) -> Case:
             world = draw(st.sampled_from(sizes))
             shape = draw(shapes(min_dims=1, max_dims=3))
-            found: dict[str, Any] = {"world": world}
+            case_fields: dict[str, Any] = {"world": world}
             if groups and world == 4 and draw(st.integers(0, 1)):
-                found["axis"] = draw(st.sampled_from((0, 1)))
+                case_fields["axis"] = draw(st.sampled_from((0, 1)))
             if part:
-                found["part"] = format_boxes([draw(slabs(shape))])
-            found["x"] = TensorSpec(shape, None, draw(dtypes(limits)))
+                case_fields["part"] = format_boxes([draw(slab_boxes(shape))])
+            case_fields["x"] = TensorSpec(shape, None, draw(dtypes(limits)))
             if saved:
                 count = draw(st.sampled_from([size for size in (2, 3, 1) if size <= limits.world_size]))
-                found["save"] = draw(checkpoints.ends(shape, tuple(range(count))))
-                found |= checkpoints.in_worlds(count, world)
-                found["ids"] = draw(st.sampled_from((None, None, "numbers")))
+                case_fields["save"] = draw(checkpoints.sharding_texts(shape, tuple(range(count))))
+                case_fields |= checkpoints.world_fields(count, world)
+                case_fields["ids"] = draw(st.sampled_from((None, None, "numbers")))
             if chunks:
-                found["chunks"] = format_boxes(draw(tilings(shape))[1])
-            return fields(**found, seed=draw(st.integers(0, 9)) or None)
+                case_fields["chunks"] = format_boxes(draw(tilings(shape))[1])
+            return fields(**case_fields, seed=draw(st.integers(0, 9)) or None)
 
         return case()
 
@@ -110,31 +108,33 @@ def tensors(
     "optimizer.offsets",
     source=f"{DOCS}; _ReaderWithOffset",
     control="world=2 x=4x6 part=0:4,2:6 chunks=0:2,0:6;2:4,0:6",
-    draw=tensors(part=True, chunks=True),
+    draw=optimizer_tensor_cases(part=True, chunks=True),
     draws=60,
     needs=("object_collectives",),
     features=features,
 )
-def offsets(x: Whole, part: BoxOfX, chunks: BoxesOfX):
-    """For a part of a saved tensor, the planner reads what its boxes meet where they lie, and fills them where
-    they count from."""
-    state = {"s": in_rows(x[cut(*part)]), "p": x}
+def offsets(x: FullTensor, part: BoxOfX, chunks: BoxesOfX):
+    """For a part of a saved tensor, the planner finds the read items at global offsets, and fills local tensors at
+    offsets from the start of the part."""
+    state = {"s": from_rows(x[box_slices(*part)]), "p": x}
     planner = compat.ReaderWithOffset({"s": part[0]})
-    metadata = metadata_of(dict.fromkeys(state, (x.shape, x.dtype, chunks)))
+    metadata = to_metadata(dict.fromkeys(state, (x.shape, x.dtype, chunks)))
     metadata.planner_data = {"s": ("s",), "p": ("p",)}
     planner.set_up_planner(state, metadata, True)
-    items, back = {"s": [], "p": []}, set()  # type: ignore[var-annotated]
+    items, translations = {"s": [], "p": []}, set()  # type: ignore[var-annotated]
     looked_up = [(planner.lookup_tensor(MetadataIndex("p", torch.Size([0] * x.ndim))), x)]
     for item in [item for item in planner.create_local_plan().items if 0 not in item.lengths]:
-        there, saved, name = item.dest_index, item.storage_index, item.dest_index.fqn
-        place = (there.offset, saved.offset, item.storage_offsets, item.dest_offsets, item.lengths)
-        items[name].append(tuple(map(tuple, place)))
+        dest, saved, name = item.dest_index, item.storage_index, item.dest_index.fqn
+        read = (dest.offset, saved.offset, item.storage_offsets, item.dest_offsets, item.lengths)
+        items[name].append(tuple(map(tuple, read)))
         if name == "s":
-            back.add((tuple(there.offset), planner.translation[there].fqn, tuple(planner.translation[there].offset)))
-        looked_up.append((planner.lookup_tensor(there), x if name == "p" else state["s"].local_shards()[0].tensor))
+            translations.add(
+                (tuple(dest.offset), planner.translation[dest].fqn, tuple(planner.translation[dest].offset))
+            )
+        looked_up.append((planner.lookup_tensor(dest), x if name == "p" else state["s"].local_shards()[0].tensor))
     return {
-        "items": {name: sorted(found) for name, found in items.items()},
-        "translation": sorted(back),
+        "items": {name: sorted(reads) for name, reads in items.items()},
+        "translation": sorted(translations),
         "one to one": len({*planner.translation.values()}) == len(planner.translation),
         "looked up": [one.data_ptr() == other.data_ptr() and one.shape == other.shape for one, other in looked_up],
     }
@@ -142,20 +142,22 @@ def offsets(x: Whole, part: BoxOfX, chunks: BoxesOfX):
 
 @offsets.due
 def _(x, part, chunks, rank: Rank, world: WorldSize):
-    own, whole = part_chunks(part, tuple(range(world)), rank), Box.whole(tuple(x.shape))
-    there = [shift_box(box, part.offset) for box in own]
-    items = {"s": (there, part_items(chunks, part, own)), "p": ([whole], part_items(chunks, whole, [whole]))}
+    own, full_box = part_chunks(part, tuple(range(world)), rank), Box.whole(tuple(x.shape))
+    shifted = [shift_box(box, part.offset) for box in own]
+    items = {"s": (shifted, part_items(chunks, part, own)), "p": ([full_box], part_items(chunks, full_box, [full_box]))}
 
-    def places(boxes, items):
+    def reads(boxes, items):
         return sorted(
             (boxes[i.box].offset, chunks[i.chunk].offset, i.chunk_offset, i.box_offset, i.lengths) for i in items
         )
 
     return {
-        "items": {name: Of(places(*found)) for name, found in items.items()},
-        "translation": Of(sorted((box.offset, "s", before.offset) for box, before in zip(there, own, strict=True))),
+        "items": {name: Of(reads(*expected)) for name, expected in items.items()},
+        "translation": Of(
+            sorted((box.offset, "s", original.offset) for box, original in zip(shifted, own, strict=True))
+        ),
         "one to one": Of(True),
-        "looked up": Of([True] * (1 + sum(len(found) for _, found in items.values()))),
+        "looked up": Of([True] * (1 + sum(len(expected) for _, expected in items.values()))),
     }
 
 
@@ -163,30 +165,30 @@ def _(x, part, chunks, rank: Rank, world: WorldSize):
     "optimizer.layout",
     source=f"{DOCS}; _get_state_dict_2d_layout: (offset, size) for the current rank",
     control="world=2 x=4x6 part=0:4,2:6",
-    draw=tensors(part=True, groups=True),
+    draw=optimizer_tensor_cases(part=True, groups=True),
     draws=20,
     needs=("object_collectives",),
     features=features,
 )
-def layout(x: Whole, part: BoxOfX, mesh: WorldMesh, axis: Group | None = None):
-    """Of a model on two axes, the layout names for each parameter the part that this rank holds, and the group
-    that shares it; what is nested in another way has none."""
-    inner = in_rows(x[cut(*part)], axis)
-    outer = nested(inner, x.shape, part)
-    found, group = compat.state_dict_2d_layout({"plain": x, "sharded": inner, "nested": outer})
+def layout(x: FullTensor, part: BoxOfX, mesh: WorldMesh, axis: Group | None = None):
+    """The 2-D layout of a state has the offset and size of this rank's part of each parameter and the group that shares
+    it; tensors that are nested differently are refused."""
+    inner = from_rows(x[box_slices(*part)], axis)
+    outer = nested_parameter(inner, x.shape, part)
+    layouts, group = compat.state_dict_2d_layout({"plain": x, "sharded": inner, "nested": outer})
     (shard,) = outer.local_shards()
     outer.local_shards().append(shard)
     several = caught(lambda: compat.state_dict_2d_layout({"w": outer}))
     outer.local_shards().pop()
-    shard.tensor = around = DTensor.from_local(torch.zeros_like(x), mesh, [Replicate()], run_check=False)
+    shard.tensor = outer_dtensor = DTensor.from_local(torch.zeros_like(x), mesh, [Replicate()], run_check=False)
     inside = caught(lambda: compat.state_dict_2d_layout({"w": outer}))
-    compat.set_local_tensor(around, inner)
+    compat.set_local_tensor(outer_dtensor, inner)
     return {
-        "layout": {name: (offset and tuple(offset), tuple(size)) for name, (offset, size) in found.items()},
+        "layout": {name: (offset and tuple(offset), tuple(size)) for name, (offset, size) in layouts.items()},
         "group": dist.get_process_group_ranks(group),
         "two parts on a rank": several,
         "a DTensor inside": inside,
-        "a DTensor around": caught(lambda: compat.state_dict_2d_layout({"w": around})),
+        "a DTensor around": caught(lambda: compat.state_dict_2d_layout({"w": outer_dtensor})),
     }
 
 
@@ -204,15 +206,15 @@ def _(x, part, world: WorldSize, axis):
 
 
 def save_optimizer(
-    x: Whole, save: End, rank: Rank, writer: Writer, folder: Folder, ids: Literal["names", "numbers"] = "names"
+    x: FullTensor, save: End, rank: Rank, writer: Writer, folder: Folder, ids: Literal["names", "numbers"] = "names"
 ):
-    """A model, with a name like that of the optimizer, and rates are saved beside an optimizer with a tensor of the
-    parameter's shape, one of one element, and values."""
-    tensor = put(x, save, rank, None)
+    """Save an optimizer's state (a tensor of the parameter's shape, tensors of one element, values), and a model and
+    values with similar names."""
+    tensor = sharded_as(x, save, rank, None)
     name, other = (0, 1) if ids == "numbers" else ("layer.w", "b")
-    kept = {"exp_avg": tensor, "step": torch.tensor(4.0), "note": "kept"}
+    entries = {"exp_avg": tensor, "step": torch.tensor(4.0), "note": "kept"}
     groups = [{"lr": 0.5, "params": [name]}, {"lr": 0.25, "params": [other]}]
-    optimizer = {"state": {name: kept, other: {"step": torch.full((1, 1), 3)}}, "param_groups": groups}
+    optimizer = {"state": {name: entries, other: {"step": torch.full((1, 1), 3)}}, "param_groups": groups}
     model = {"layer.w": torch.zeros(2), "opt": torch.zeros(3)}
     saved = {"model": model, "opt": optimizer, "opt_schedule": {"rate": 0.5}}
     with convert_failures():
@@ -221,31 +223,31 @@ def save_optimizer(
 
 
 def load_optimizer(
-    x: Whole,
+    x: FullTensor,
     reader: Reader,
     folder: Folder,
     ids: Literal["names", "numbers"] = "names",
     part: BoxOfX | None = None,
     axis: Group | None = None,
 ):
-    """It is loaded in chunks: of rows of each tensor, or of rows of the part that the ranks share."""
+    """Load it in chunks of rows, of the full tensors or of the part that the ranks share."""
     name, other = ("0", "1") if ids == "numbers" else ("layer.w", "b")
-    model = {name: nested(in_rows(x[cut(*part)], axis), x.shape, part)} if part else {}
+    model = {name: nested_parameter(from_rows(x[box_slices(*part)], axis), x.shape, part)} if part else {}
     with convert_failures():
-        found = dcp.load_sharded_optimizer_state_dict(model, "opt", reader(folder))
-    optimizer = found.get("opt", {})
+        loaded = dcp.load_sharded_optimizer_state_dict(model, "opt", reader(folder))
+    optimizer = loaded.get("opt", {})
     state = optimizer.get("state", {})
-    kept, beside = state.get(name, {}), state.get(other, {})
+    entries, other_entries = state.get(name, {}), state.get(other, {})
     return {
-        "entries": [[*found], sorted(optimizer), sorted(state), optimizer.get("param_groups")],
-        "step": kept.get("step"),
-        "one element": beside.get("step"),
-        "note": kept.get("note"),
-        "loaded": as_told(kept.get("exp_avg")),
+        "entries": [[*loaded], sorted(optimizer), sorted(state), optimizer.get("param_groups")],
+        "step": entries.get("step"),
+        "one element": other_entries.get("step"),
+        "note": entries.get("note"),
+        "loaded": describe_if_sharded(entries.get("exp_avg")),
     }
 
 
-def due_of_load(x, rank: Rank, world: WorldSize, ids, part, axis):
+def due_loaded(x, rank: Rank, world: WorldSize, ids, part, axis):
     name, other = (0, 1) if ids == "numbers" else ("layer.w", "b")
     groups = [{"lr": 0.5, "params": [name]}, {"lr": 0.25, "params": [other]}]
     full = x[part.slices()] if part else x
@@ -254,40 +256,35 @@ def due_of_load(x, rank: Rank, world: WorldSize, ids, part, axis):
         "step": torch.tensor(4.0),
         "one element": torch.full((1, 1), 3),
         "note": "kept",
-        "loaded": x if x.numel() == 1 else due_in_rows(full, axis or range(world), rank),
+        "loaded": x if x.numel() == 1 else due_rows(full, axis or range(world), rank),
     }
 
 
-def due_in_rows(full: torch.Tensor, ranks: Iterable[int], rank: int) -> dict[str, Any]:
-    """What is due of a tensor in chunks of rows on these ranks."""
-    return due_of(full, ChunkSpec(0, tuple(ranks)).shards(tuple(full.shape)), rank)
-
-
-def loaded(name: str, clause: str, source: str, control: str, draw: Callable[[Limits], SearchStrategy[Case]]) -> Law:
+def load_law(name: str, clause: str, source: str, control: str, draw: Callable[[Limits], SearchStrategy[Case]]) -> Law:
     needs = ("checkpoint", "object_collectives")
-    made = law(
+    built = law(
         f"optimizer.{name}", clause=clause, source=f"{DOCS}{source}", control=control, draw=draw, draws=12,
-        needs=needs, stages=checkpoints.worlds, features=features,
+        needs=needs, stages=checkpoints.world_sizes, features=features,
     )(save_optimizer)  # fmt: skip
-    made.due(lambda: {})
-    made.then(load_optimizer).due(due_of_load)
-    return made
+    built.due(lambda: {})
+    built.then(load_optimizer).due(due_loaded)
+    return built
 
 
 LAWS = (
-    loaded(
+    load_law(
         "loaded",
-        "An optimizer's state is loaded in chunks of rows over all ranks, tensors of one element and values whole.",
+        "An optimizer's state is loaded in chunks of rows over all ranks; tensors of one element and values in full.",
         ": load a state_dict in conjunction with FSDP sharded optimizer state",
         "world=2 x=4x3 save=S(0)@2",
-        tensors(saved=True),
+        optimizer_tensor_cases(saved=True),
     ),
-    loaded(
+    load_law(
         "loaded-part",
-        "Where a rank has parts of parameters, the state is loaded as the same parts, in chunks over their group.",
+        "If ranks have parts of parameters, the state is loaded in the same parts, in chunks over the group of a part.",
         "; the right slice of the optimizer state",
         "world=2 x=4x6 part=0:4,2:6 save=S(0)@2",
-        tensors(saved=True, part=True, groups=True),
+        optimizer_tensor_cases(saved=True, part=True, groups=True),
     ),
 )
 
@@ -296,17 +293,16 @@ LAWS = (
     "optimizer.nested",
     source="torch.distributed.checkpoint docs, DefaultLoadPlanner: flatten_sharded_tensors",
     control="world=2 x=4x6 part=0:4,2:6 save=S(0)@2",
-    draw=tensors(saved=True, part=True, groups=True),
+    draw=optimizer_tensor_cases(saved=True, part=True, groups=True),
     draws=10,
     needs=("checkpoint", "object_collectives"),
-    stages=checkpoints.worlds,
+    stages=checkpoints.world_sizes,
     features=features,
 )
-def save_parameter(x: Whole, save: End, rank: Rank, writer: Writer, folder: Folder):
-    """A parameter of which each rank holds a part, itself in chunks over a group, is loaded from whatever was saved
-    of it."""
+def save_parameter(x: FullTensor, save: End, rank: Rank, writer: Writer, folder: Folder):
+    """A parameter whose local shards are sharded tensors themselves can be loaded, however it was saved."""
     with convert_failures():
-        dcp.save({"w": put(x, save, rank, None)}, storage_writer=writer(folder))
+        dcp.save({"w": sharded_as(x, save, rank, None)}, storage_writer=writer(folder))
     return {}
 
 
@@ -314,13 +310,15 @@ save_parameter.due(lambda: {})
 
 
 @save_parameter.then
-def load_parameter(x: Whole, part: BoxOfX, reader: Reader, folder: Folder, axis: Group | None = None, ids: str = ""):
-    """It is loaded into the part of this rank."""
-    outer = nested(in_rows(poison(x[cut(*part)]), axis), x.shape, part)
+def load_parameter(
+    x: FullTensor, part: BoxOfX, reader: Reader, folder: Folder, axis: Group | None = None, ids: str = ""
+):
+    """Load it into the part of this rank."""
+    outer = nested_parameter(from_rows(poison(x[box_slices(*part)]), axis), x.shape, part)
     load({"w": outer}, reader(folder))
-    return {"loaded": as_told(outer.local_shards()[0].tensor)}
+    return {"loaded": describe_if_sharded(outer.local_shards()[0].tensor)}
 
 
 @save_parameter.due
 def _(x, part, rank: Rank, world: WorldSize, axis):
-    return {"loaded": due_in_rows(x[part.slices()], axis or range(world), rank)}
+    return {"loaded": due_rows(x[part.slices()], axis or range(world), rank)}

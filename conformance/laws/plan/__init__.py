@@ -1,1 +1,1 @@
-"""Plans of checkpoints, without any process."""
+"""Laws of checkpoint plans. One process computes the plans of all ranks."""

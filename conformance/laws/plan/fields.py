@@ -1,5 +1,4 @@
-"""The fields of the plan laws: leaves in boxes, tensors and states as every rank of a mesh holds them, what a
-checkpoint has of them."""
+"""The fields of the plan laws: leaves in boxes, the states of all ranks of a mesh, and the metadata of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law import literal
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.fields import Field, ScriptArgument
-from shardlaw.conformance.laws.checkpoint import trip as t
+from shardlaw.conformance.laws.checkpoint import trip
 from shardlaw.conformance.laws.checkpoint.state_text import tree_text
 from shardlaw.conformance.laws.shared.box_fields import BoxesField, box_values, boxes_values
 from shardlaw.reference.checkpoint.save_plan import Metadata, Plan, WriteItem, dedup, describe, plain_items, shard_items
@@ -29,90 +28,92 @@ if TYPE_CHECKING:
 
 # A leaf of a case is a field of one letter, in the notation of shardlaw.reference.checkpoint.sharded_leaf.
 LEAVES = "abcdn"
-LEAF = "leaves SHAPE[:DTYPE]/BOX@RANKS;..., SHAPE/whole@RANKS or value@RANKS, and how many ranks there are"
+LEAF_NOTATION = "leaves SHAPE[:DTYPE]/BOX@RANKS;..., SHAPE/whole@RANKS or value@RANKS, and how many ranks there are"
 
 
-def leaves(case: Case) -> dict[str, ShardedLeaf]:
-    """The leaves of a case by name, in their order."""
+def parse_leaves(case: Case) -> dict[str, ShardedLeaf]:
+    """The leaves of a case by name, in the order of its fields."""
     return {name: ShardedLeaf.parse(text) for name, text in case.fields if len(name) == 1 and name in LEAVES}
 
 
-def ranks_of(*meshes: Mesh) -> int:
-    return max(rank + 1 for mesh in meshes for rank in mesh.ranks)
+def rank_count(mesh: Mesh) -> int:
+    """How many ranks a world of this mesh has, those outside the mesh included."""
+    return max(mesh.ranks) + 1
 
 
-# The same as plain values
+# Plain values (see torch_plans)
 
 
 def item_values(item: WriteItem) -> tuple[Any, ...]:
-    """A write item as the acts take it."""
+    """A write item of the reference as a plain value."""
     if item.box is None:
         return (item.name,)
     return item.name, box_values(item.box), item.shape, DTYPES[item.dtype], item.replica
 
 
 def leaf_values(leaf: ShardedLeaf) -> Any:
-    """A leaf as metadata describes it: each different box with elements once."""
+    """The entry of a leaf in metadata as a plain value: each distinct nonempty box once."""
     boxes = leaf.shards.without_empty().boxes
     return None if leaf.kind == "value" else (leaf.shape, DTYPES[leaf.dtype], sorted(boxes_values(boxes)))
 
 
-class OfLeaves(Field):
-    """What a case says in fields of one letter."""
+class LeafField(Field):
+    """Base of the fields that read all one-letter fields of a case, and ``further`` ones."""
 
-    takes = LEAF
+    takes = LEAF_NOTATION
     always = True
-    more: tuple[str, ...] = ("ranks",)
+    further: tuple[str, ...] = ("ranks",)
 
     def fields(self, name: str) -> tuple[str, ...]:
-        return ("*", *self.more)
+        return ("*", *self.further)
 
 
-class PlansField(OfLeaves):
-    """The local plan of every rank: the act gets lists of plain items, the due function the reference's plans."""
+class PlansField(LeafField):
+    """The local plan of every rank: plain items for the act, plans of the reference for the due function."""
 
     def read(self, case: Case, name: str) -> list[Plan]:
-        return plans_of(leaves(case), case.integer("ranks"))
+        return plans_of(parse_leaves(case), case.integer("ranks"))
 
     def build(self, value: Any, here: RankContext) -> Any:
         return [[item_values(item) for item in plan] for plan in value]
 
 
-class LeavesField(OfLeaves):
-    """For due functions: what metadata must say of every leaf."""
+class LeavesField(LeafField):
+    """For due functions: the due entry of every leaf in metadata, as plain values."""
 
     def read(self, case: Case, name: str) -> dict[str, Any]:
-        return {name: leaf_values(leaf) for name, leaf in sorted(leaves(case).items())}
+        return {name: leaf_values(leaf) for name, leaf in sorted(parse_leaves(case).items())}
 
 
-class SavedLeavesField(OfLeaves):
-    """What a checkpoint has of the leaves, each under a name of its own, as plain values."""
+class SavedLeavesField(LeafField):
+    """The metadata of a checkpoint of the leaves, which are named ``NAME.leaf``, as plain values."""
 
     def read(self, case: Case, name: str) -> Metadata:
-        plans = plans_of({f"{name}.leaf": leaf for name, leaf in leaves(case).items()}, case.integer("ranks"))
+        plans = plans_of({f"{name}.leaf": leaf for name, leaf in parse_leaves(case).items()}, case.integer("ranks"))
         return describe(dedup(plans))
 
     def build(self, value: Any, here: RankContext) -> Any:
         return {
-            name: None if known is None else (known.shape, DTYPES[known.dtype], boxes_values(known.chunks))
-            for name, known in value.entries.items()
+            name: None if entry is None else (entry.shape, DTYPES[entry.dtype], boxes_values(entry.chunks))
+            for name, entry in value.entries.items()
         }
 
 
-class DestinationField(OfLeaves):
-    """What is loaded into: what was saved, by its shape, ``None`` for a value; but the culprit is as ``want`` says."""
+class DestinationField(LeafField):
+    """What to load: the shape of each saved leaf, ``None`` for a value, and for the ``culprit`` what ``want`` says."""
 
     takes = "culprit=NAME want=SHAPE, or want=value"
-    more = ("ranks", "culprit", "want")
+    further = ("ranks", "culprit", "want")
 
     def read(self, case: Case, name: str) -> dict[str, Any]:
-        found = {f"{name}.leaf": None if leaf.kind == "value" else leaf.shape for name, leaf in leaves(case).items()}
+        shapes = {name: None if leaf.kind == "value" else leaf.shape for name, leaf in parse_leaves(case).items()}
         want = case.get("want")
-        return {**found, f"{case.get('culprit')}.leaf": None if want == "value" else parse_shape(want)}
+        shapes[case.get("culprit")] = None if want == "value" else parse_shape(want)
+        return {f"{name}.leaf": shape for name, shape in shapes.items()}
 
 
 class HintsField(Field):
-    """Numbers under which a chunk may be found first; ``-`` is none."""
+    """Index hints of :class:`MetadataIndex`: positions in a list of chunks, or none."""
 
     takes = "numbers, or - for none, such as 1,-,0"
 
@@ -127,8 +128,8 @@ class HintsField(Field):
 
 
 @dataclass(frozen=True)
-class MeshState(t.End):
-    """A state whose tensors lie on a mesh, or whole on every rank: as each rank holds it, of zeros."""
+class MeshState(trip.End):
+    """A state whose tensors are sharded on a mesh or plain; builds the state of each rank, of zeros."""
 
     @property
     def layouts(self) -> list[Layout]:
@@ -140,33 +141,33 @@ class MeshState(t.End):
             return self.specs[name].shape
         return (0,) * len(layout.shape) if coord is None else layout.local_shape(coord)
 
-    def live(self, here: RankContext, rank: int) -> dict[str, Any]:
-        """The state as a rank holds it."""
-        return t.build_state(self, lambda name: self._tensor(here, name, rank))
+    def build_for(self, rank: int, here: RankContext) -> dict[str, Any]:
+        """The state of a rank; its DTensors are on a mesh as that rank sees it."""
+        return trip.build_state(self, lambda name: self._build_tensor(here, name, rank))
 
-    def _tensor(self, here: RankContext, name: str, rank: int) -> torch.Tensor:
+    def _build_tensor(self, here: RankContext, name: str, rank: int) -> torch.Tensor:
         spec = self.specs[name]
         local = torch.zeros(self.local_shape(name, rank), dtype=spec.torch_dtype)
         if spec.placements is None:
             return local
-        live = compat.mesh_for_rank(here.device.type, literal.nested_ranks(self.mesh), rank)
-        # as they are written: a dim may count from the end
-        places, shape = here.placements(spec.placements), torch.Size(spec.shape)
-        return DTensor.from_local(local, live, places, run_check=False, shape=shape, stride=_stride(shape))
+        mesh = compat.mesh_for_rank(here.device.type, literal.nested_ranks(self.mesh), rank)
+        # as written in the case: a dim may be negative
+        placements, shape = here.placements(spec.placements), torch.Size(spec.shape)
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=_stride(shape))
 
-    def function(self, name: str) -> str:
-        """A function that makes the state as a rank holds it, for a script."""
+    def to_function(self, name: str) -> str:
+        """The source of a function that builds the state of a rank, for a script."""
         lines = [f"mesh = {compat.MESH_FOR_RANK.format(literal.nested_ranks(self.mesh))}"] if self.layouts else []
         for tensor in dict.fromkeys(slot_names(self.state)):
             spec = self.specs[tensor]
-            sizes = {rank: self.local_shape(tensor, rank) for rank in range(ranks_of(self.mesh))}
-            own = f"{sizes}[seat]" if len({*sizes.values()}) > 1 else f"{sizes[0]}"
-            made = f"torch.zeros({own}, dtype={spec.torch_dtype})"
+            sizes = {rank: self.local_shape(tensor, rank) for rank in range(rank_count(self.mesh))}
+            size = f"{sizes}[seat]" if len({*sizes.values()}) > 1 else f"{sizes[0]}"
+            expression = f"torch.zeros({size}, dtype={spec.torch_dtype})"
             if spec.placements is not None:
-                places = literal.placements_literal(spec.placements)
-                how = f"shape=torch.Size({spec.shape}), stride={_stride(spec.shape)}"
-                made = f"DTensor.from_local({made}, mesh, {places}, run_check=False, {how})"
-            lines.append(f"{tensor} = {made}")
+                placements = literal.placements_literal(spec.placements)
+                options = f"run_check=False, shape=torch.Size({spec.shape}), stride={_stride(spec.shape)}"
+                expression = f"DTensor.from_local({expression}, mesh, {placements}, {options})"
+            lines.append(f"{tensor} = {expression}")
         return "\n    ".join([f"def {name}(seat):", *lines, f"return {tree_text(self.state, '')}"])
 
 
@@ -174,45 +175,45 @@ def _stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
 
 
-def specs_of(case: Case) -> dict[str, TensorSpec]:
+def tensor_specs(case: Case) -> dict[str, TensorSpec]:
     return {name: case.tensor(name) for name in ("x", "a") if name in case}
 
 
-class StatesField(OfLeaves):
-    """The field ``state``, or every tensor under its name: a list of the states that the ranks hold."""
+class StatesField(LeafField):
+    """The states of all ranks: the field ``state``, or without one a dict of the tensors by name."""
 
     takes = "a state such as {x:x,n:1}, its tensors x and a, and their mesh"
-    more: tuple[str, ...] = ("mesh", "state")
+    further: tuple[str, ...] = ("mesh", "state")
 
     def read(self, case: Case, name: str) -> MeshState:
-        specs = specs_of(case)
-        return MeshState(t.state_of(case, specs), case.mesh(), specs)
+        specs = tensor_specs(case)
+        return MeshState(trip.state_of(case, specs), case.mesh(), specs)
 
     def build(self, value: Any, here: RankContext) -> Any:
-        return [value.live(here, rank) for rank in range(ranks_of(value.mesh))]
+        return [value.build_for(rank, here) for rank in range(rank_count(value.mesh))]
 
     def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         return ScriptArgument(
-            f"[state(seat) for seat in range({ranks_of(value.mesh)})]", (), (value.function("state"),)
+            f"[state(seat) for seat in range({rank_count(value.mesh)})]", (), (value.to_function("state"),)
         )
 
 
 class LoadedStatesField(StatesField):
-    """The tensor ``x`` as the ranks of the mesh of the load hold it: under the placements ``to``, or whole."""
+    """The states of all ranks at the load: the tensor ``x`` on the mesh of the load, with the placements ``to``."""
 
     takes = "placements such as S(0),R, or - for a plain tensor"
-    more = ("mesh.load", "mesh", "to")
+    further = ("mesh.load", "mesh", "to")
 
     def read(self, case: Case, name: str) -> MeshState:
-        spec = case.tensor("x").with_placements(t.placements_at_load(case, "x"))
-        return MeshState({"x": Slot("x")}, t.mesh_of_load(case), {"x": spec})
+        spec = case.tensor("x").with_placements(trip.placements_at_load(case, "x"))
+        return MeshState({"x": Slot("x")}, trip.mesh_of_load(case), {"x": spec})
 
 
 class SavedTensorField(SavedLeavesField):
-    """What a checkpoint has of the tensor ``x``, saved by all ranks of the mesh."""
+    """The metadata of a checkpoint of the tensor ``x``, saved by all ranks of the mesh."""
 
     takes = "a tensor such as 5x6:S(0),R"
-    more = ("mesh",)
+    further = ("mesh",)
 
     def read(self, case: Case, name: str) -> Metadata:
         spec, mesh = case.tensor("x"), case.mesh()
@@ -220,23 +221,23 @@ class SavedTensorField(SavedLeavesField):
             return describe([plain_items("x", spec.shape, spec.dtype)])
         layout = Layout(spec.shape, mesh, spec.placements)
         return describe(
-            dedup([shard_items("x", layout, mesh.coord(rank), spec.dtype) for rank in range(ranks_of(mesh))])
+            dedup([shard_items("x", layout, mesh.coord(rank), spec.dtype) for rank in range(rank_count(mesh))])
         )
 
 
 class SavesField(StatesField):
-    """A series of saves, each a list of the states that the ranks hold: of state ``a``; of ``b``, in which the thing
-    that ``change`` names is another; or of ``c``, which is ``b`` with a value more on the last rank."""
+    """A series of saves, each a list of the states of all ranks. ``order`` names the state of each save: ``a``; ``b``,
+    with the difference that ``change`` names; ``c``, which is ``b`` with a further value on the last rank."""
 
     takes = "order=ab... change=WORD, and to.x where x is placed differently"
-    more = ("mesh", "order", "change", "to.x")
+    further = ("mesh", "order", "change", "to.x")
 
     def read(self, case: Case, name: str) -> Any:
-        wanted = {*case.get("order").replace("c", "b")}
-        return case.get("order"), {which: self._state(case, which) for which in sorted(wanted)}
+        names = {*case.get("order").replace("c", "b")}
+        return case.get("order"), {name: self._read_state(case, name) for name in sorted(names)}
 
-    def _state(self, case: Case, which: str) -> MeshState:
-        specs, change = specs_of(case), case.get("change") if which == "b" else "same"
+    def _read_state(self, case: Case, name: str) -> MeshState:
+        specs, change = tensor_specs(case), case.get("change") if name == "b" else "same"
         state: State = {**{name: Slot(name) for name in specs}, "n": 1}
         x = specs["x"]
         match change:
@@ -258,31 +259,30 @@ class SavesField(StatesField):
                 state["n"] = 2
             case "paths":
                 state = {"p": {"q": state.pop("x")}, **state}
-        if case.get("change") == "paths" and which == "a":
+        if case.get("change") == "paths" and name == "a":
             state = {"p.q": state.pop("x"), **state}
         return MeshState(state, case.mesh(), specs)
 
     def build(self, value: Any, here: RankContext) -> Any:
         order, states = value
-        live = {which: super(SavesField, self).build(state, here) for which, state in states.items()}
+        built = {name: super(SavesField, self).build(state, here) for name, state in states.items()}
         if "c" in order:
-            live["c"] = [*live["b"][:-1], {**live["b"][-1], "z": 3}]
-        return [live[which] for which in order]
+            built["c"] = [*built["b"][:-1], {**built["b"][-1], "z": 3}]
+        return [built[name] for name in order]
 
     def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
         order, states = value
-        seats = max(ranks_of(state.mesh) for state in states.values())
-        functions = tuple(state.function(which) for which, state in states.items())
+        seats = max(rank_count(state.mesh) for state in states.values())
+        functions = tuple(state.to_function(name) for name, state in states.items())
         if "c" in order:
-            more = f"return b(seat) | ({{'z': 3}} if seat == {seats - 1} else {{}})"
-            functions += (f"def c(seat):\n    {more}",)
+            functions += (f"def c(seat):\n    return b(seat) | ({{'z': 3}} if seat == {seats - 1} else {{}})",)
         return ScriptArgument(
             f"[[state(seat) for seat in range({seats})] for state in ({', '.join(order)},)]", (), functions
         )
 
 
 class TreeField(Field):
-    """A state of plain tensors of two elements: those of the first tensor are 1, those of the second 2."""
+    """A state of plain tensors of two elements: the first tensor is filled with 1, the second with 2."""
 
     takes = "a state such as {x:x,n:[1,None]}"
 
@@ -293,12 +293,12 @@ class TreeField(Field):
         return with_tensors(value, value)
 
     def to_script(self, value: State, name: str, world: int) -> ScriptArgument:
-        made = tuple(f"{slot} = torch.full((2,), {at}.0)" for at, slot in enumerate(slot_names(value), 1))
-        return ScriptArgument(tree_text(value, ""), (), made)
+        lines = tuple(f"{slot} = torch.full((2,), {at}.0)" for at, slot in enumerate(slot_names(value), 1))
+        return ScriptArgument(tree_text(value, ""), (), lines)
 
 
 def with_tensors(tree: Any, state: State) -> Any:
-    """A part of a state with its tensors in their places."""
+    """A part of a state, with each slot replaced by its tensor."""
     tensors = {slot: torch.full((2,), float(at)) for at, slot in enumerate(slot_names(state), 1)}
     return map_leaves(tree, lambda leaf: tensors[leaf.name] if isinstance(leaf, Slot) else leaf)
 

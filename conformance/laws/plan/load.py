@@ -1,4 +1,4 @@
-"""Laws of load plans: the parts of saved chunks that fill what is wanted, and what cannot be filled."""
+"""Laws of load plans: which parts of the saved chunks are read, and which loads are refused."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ from shardlaw.conformance.law.fields import Shape, Word
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.plan import cases
 from shardlaw.conformance.laws.plan.cases import plan_law
-from shardlaw.conformance.laws.plan.fields import Boxes, Destination, SavedLeaves, leaves
-from shardlaw.conformance.laws.plan.torch_plans import chunk, load_items, metadata_of, tensor_entry, untiled
+from shardlaw.conformance.laws.plan.fields import Boxes, Destination, SavedLeaves, parse_leaves
+from shardlaw.conformance.laws.plan.torch_plans import (
+    chunk_metadata,
+    load_items,
+    tensor_metadata,
+    to_metadata,
+    untiled_elements,
+)
 from shardlaw.reference.box import format_boxes, parse_boxes, tiling_errors
 from shardlaw.reference.checkpoint import load_plan
 from shardlaw.reference.notation import format_shape
@@ -29,7 +35,7 @@ DOCS = "torch.distributed.checkpoint docs"
 REFUSALS = (ValueError, AssertionError, RuntimeError)
 
 
-# What is read
+# Read items
 
 
 def draw_reads(limits: Limits) -> SearchStrategy[Case]:
@@ -44,7 +50,7 @@ def draw_reads(limits: Limits) -> SearchStrategy[Case]:
     return case()
 
 
-# boxes that begin and end in different orders along the longest dim
+# boxes whose starts and ends have different orders along the longest dim
 STAGGERED = (
     "world=1 shape=10x3 chunks=0:1,0:3;1:4,0:3;4:10,0:3 boxes=0:1,2:3;0:10,0:1;2:4,1:2",
     "world=1 shape=3x12 chunks=0:3,0:2;0:3,2:5;0:3,5:12 boxes=2:3,0:2;1:2,3:9;0:1,0:12;2:3,4:12",
@@ -63,12 +69,11 @@ STAGGERED = (
     features=None,
 )
 def read_items(shape: Shape, chunks: Boxes, boxes: Boxes):
-    """Of every chunk is read what it has in common with the boxes that are wanted: all of it, once, and nothing
-    else."""
-    saved = tensor_entry(shape, torch.float32, chunks)
-    items = create_read_items_for_chunk_list("x", saved, [chunk(box) for box in boxes])
+    """A load plan reads the intersection of each saved chunk with each wanted box once, and nothing else."""
+    saved = tensor_metadata(shape, torch.float32, chunks)
+    items = create_read_items_for_chunk_list("x", saved, [chunk_metadata(box) for box in boxes])
     reads = [(i.storage_index.offset, i.dest_index.offset, i.storage_offsets, i.dest_offsets, i.lengths) for i in items]
-    # a chunk without elements may be asked for nothing
+    # an empty chunk or box may have an empty read
     empty = [offset for offset, size in (*chunks, *boxes) if 0 in size]
     return {
         "names": sorted({index.fqn for item in items for index in (item.dest_index, item.storage_index)} - {"x"}),
@@ -86,13 +91,13 @@ def _(chunks, boxes):
     return as_metadata({"names": [], "pointless": [], "reads": reads})
 
 
-def draw_covered(limits: Limits) -> SearchStrategy[Case]:
-    drawn = st.one_of(tilings(max_boxes=5), damaged_tilings(kinds=("gap", "emptied", "shifted", "overlap")))
-    return drawn.map(lambda cut: fields(world=1, shape=format_shape(cut[0]), chunks=format_boxes(cut[1])))
+def draw_chunks(limits: Limits) -> SearchStrategy[Case]:
+    tiling = st.one_of(tilings(max_boxes=5), damaged_tilings(kinds=("gap", "emptied", "shifted", "overlap")))
+    return tiling.map(lambda drawn: fields(world=1, shape=format_shape(drawn[0]), chunks=format_boxes(drawn[1])))
 
 
-def features(case: Case) -> set[str]:
-    """What keeps the chunks of a case from tiling their tensor."""
+def tiling_features(case: Case) -> set[str]:
+    """The features of the chunks of a case: whether they overlap or leave a gap, and whether there are several."""
     shape = case.shape()
     chunks = parse_boxes(case.get("chunks"), len(shape))
     errors = tiling_errors(shape, chunks)
@@ -105,34 +110,32 @@ def features(case: Case) -> set[str]:
     "plan.read-refuses",
     source=f"{DOCS}, LoadPlan: read items cover what is loaded into",
     control="shape=5 chunks=0:2;2:5",
-    draw=draw_covered,
+    draw=draw_chunks,
     draws=60,
     weight=0.2,
-    features=features,
+    features=tiling_features,
 )
-def covered(shape: Shape, chunks: Boxes):
-    """Where saved chunks do not cover what is wanted, each element once, the load is refused."""
-    items = caught(load_items, {"x": torch.zeros(shape)}, metadata_of({"x": (shape, torch.float32, chunks)}))
-    return {
-        "unread": items
-        if isinstance(items, Exception)
-        else untiled(shape, [(item.dest_offsets, item.lengths) for item in items])
-    }
+def uncovered(shape: Shape, chunks: Boxes):
+    """A load is refused where the saved chunks do not cover each element of the tensor exactly once."""
+    items = caught(load_items, {"x": torch.zeros(shape)}, to_metadata({"x": (shape, torch.float32, chunks)}))
+    if isinstance(items, Exception):
+        return {"unread": items}
+    return {"unread": untiled_elements(shape, [(item.dest_offsets, item.lengths) for item in items])}
 
 
-@covered.due
+@uncovered.due
 def _(shape, chunks):
-    whole = Of([], "wrong-error")
-    return {"unread": Either((Refused(REFUSALS), whole)) if tiling_errors(shape, chunks) else whole}
+    nothing = Of([], "wrong-error")
+    return {"unread": Either((Refused(REFUSALS), nothing)) if tiling_errors(shape, chunks) else nothing}
 
 
-# What cannot be loaded
+# Refusals
 
 
 @st.composite
-def other_shape(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape that is another, if only by a dim of extent 1 or by the order of its dims."""
-    near = {
+def other_shapes(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A different shape: a dim added or dropped, dims reversed, or one extent changed."""
+    shapes_nearby = {
         (*shape, 1),
         (1, *shape),
         shape[1:],
@@ -141,39 +144,39 @@ def other_shape(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
         (*shape[:-1], shape[-1] + 1) if shape else (1,),
     }
     if shape:
-        near |= {(0, *shape[1:]), (shape[0] + 1, *shape[1:]), (max(shape[0] - 1, 0), *shape[1:])}
-    return draw(st.sampled_from(sorted(near - {shape})))
+        shapes_nearby |= {(0, *shape[1:]), (shape[0] + 1, *shape[1:]), (max(shape[0] - 1, 0), *shape[1:])}
+    return draw(st.sampled_from(sorted(shapes_nearby - {shape})))
 
 
 def draw_refused(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
-    def extra(draw: st.DrawFn, of: int, drawn: dict[str, Any]) -> dict[str, Any]:
-        name = draw(st.sampled_from(sorted(drawn)))
-        leaf = drawn[name]
+    def extra(draw: st.DrawFn, ranks: int, leaves: dict[str, Any]) -> dict[str, Any]:
+        name = draw(st.sampled_from(sorted(leaves)))
+        leaf = leaves[name]
         if kind == "missing":
             return {"culprit": "z", "want": "value" if draw(st.booleans()) else format_shape(draw(shapes(max_dims=2)))}
         if kind == "size":
             if leaf.kind == "value":
-                leaf = drawn[name] = draw(cases.held(of, Limits()))
-            return {"culprit": name, "want": format_shape(draw(other_shape(leaf.shape)))}
-        # a value where a tensor was saved, or the other way round
+                leaf = leaves[name] = draw(cases.tensor_leaves(ranks, Limits()))
+            return {"culprit": name, "want": format_shape(draw(other_shapes(leaf.shape)))}
+        # a value for a saved tensor, or a tensor for a saved value
         return {"culprit": name, "want": "3" if leaf.kind == "value" else "value"}
 
-    return lambda limits: cases.states(limits, extra=extra)
+    return lambda limits: cases.state_cases(limits, extra=extra)
 
 
 def refusal_features(case: Case) -> set[str]:
     found = cases.features(case)
-    culprit = leaves(case).get(case.get("culprit", "-"))
+    culprit = parse_leaves(case).get(case.get("culprit", "-"))
     if case.law.startswith("plan.refuses[kind]") and culprit is not None and culprit.kind == "value":
         found.add("value-for-tensor")
     return found
 
 
 def refuses(saved: SavedLeaves, into: Destination):
-    return {"plan": caught(load_items, state_of(into), metadata_of(saved))}
+    return {"plan": caught(load_items, state_to_load(into), to_metadata(saved))}
 
 
-def state_of(into: dict[str, Any]) -> dict[str, Any]:
+def state_to_load(into: dict[str, Any]) -> dict[str, Any]:
     return {name: 1 if shape is None else torch.zeros(shape) for name, shape in into.items()}
 
 
@@ -181,8 +184,8 @@ def due_refuses(culprit: Word):
     return {"plan": Refused(REFUSALS, (f"{culprit}.leaf",))}
 
 
-def law_of_refusal(kind: str, clause: str, control: str) -> Law:
-    made = plan_law(
+def refusal_law(kind: str, clause: str, control: str) -> Law:
+    built = plan_law(
         f"plan.refuses[{kind}]",
         clause=clause,
         source=f"{DOCS}, DefaultLoadPlanner; LoadPlanner.create_local_plan",
@@ -192,8 +195,8 @@ def law_of_refusal(kind: str, clause: str, control: str) -> Law:
         weight=0.2,
         features=refusal_features,
     )(refuses)
-    made.due(due_refuses)
-    return made
+    built.due(due_refuses)
+    return built
 
 
 @plan_law(
@@ -205,31 +208,33 @@ def law_of_refusal(kind: str, clause: str, control: str) -> Law:
     weight=0.2,
 )
 def partial(saved: SavedLeaves, into: Destination):
-    """A partial load leaves out what the checkpoint has not, and reads all else whole."""
+    """A partial load skips names that are not in the checkpoint, and reads every other tensor completely."""
     parts: dict[str, Any] = {}
-    for item in load_items(state_of(into), metadata_of(saved), True):
+    for item in load_items(state_to_load(into), to_metadata(saved), True):
         parts.setdefault(item.dest_index.fqn, []).append((item.dest_offsets, item.lengths))
-    full = sorted(name for name in parts if into[name] is None or 0 not in into[name])
-    return {
-        "names": full,
-        "unread": {
-            name: wrong for name in full if into[name] is not None and (wrong := untiled(into[name], parts[name]))
-        },
-    }
+    read = sorted(name for name in parts if into[name] is None or 0 not in into[name])
+    unread = {name: untiled_elements(into[name], parts[name]) for name in read if into[name] is not None}
+    return {"names": read, "unread": {name: elements for name, elements in unread.items() if elements}}
 
 
 @partial.due
 def _(saved, into):
-    full = {name for name, shape in into.items() if shape is None or 0 not in shape}
-    return as_metadata({"names": sorted(full & {*saved.entries}), "unread": {}})
+    wanted = {name for name, shape in into.items() if shape is None or 0 not in shape}
+    return as_metadata({"names": sorted(wanted & {*saved.entries}), "unread": {}})
 
 
 LAWS = [
-    law_of_refusal("missing", "A name that the checkpoint has not is refused, by its name.", "z want=4"),
-    law_of_refusal("size", "A tensor of another shape than was saved is refused, by its name.", "a want=4x1"),
-    law_of_refusal(
+    refusal_law(
+        "missing",
+        "A load of a name that is not in the checkpoint is refused, and the error contains the name.",
+        "z want=4",
+    ),
+    refusal_law(
+        "size", "A load into a tensor of another shape is refused, and the error contains its name.", "a want=4x1"
+    ),
+    refusal_law(
         "kind",
-        "A value where a tensor was saved, and a tensor where a value was, are refused, by their name.",
+        "A load of a value from a saved tensor, or the reverse, is refused, and the error contains its name.",
         "a want=value",
     ),
 ]

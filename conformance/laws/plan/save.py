@@ -1,7 +1,6 @@
-"""Laws of save plans: what ranks say that they hold, how it is shared out, described, and refused where it is no
-tensor.
+"""Laws of save plans: how the items of all ranks are deduplicated, described in metadata, and validated.
 
-One process plays all ranks of a case: nothing communicates, so thousands of cases are tried in a second.
+One process computes the plans of all ranks, without communication, so that a second suffices for thousands of cases.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from shardlaw.conformance.laws.plan import cases
 from shardlaw.conformance.laws.plan.cases import plan_law
 from shardlaw.conformance.laws.plan.fields import Leaves, Plans
 from shardlaw.conformance.laws.plan.torch_plans import (
-    differing,
+    differing_pairs,
     global_plan,
     has_elements,
     leaves_of,
     paths_of,
     plain_item,
-    save_plans,
-    untiled,
+    to_save_plans,
+    untiled_elements,
 )
 from shardlaw.reference.checkpoint.sharded_leaf import ShardedLeaf
 from shardlaw.reference.shards import Shards
@@ -42,28 +41,28 @@ REFUSALS = (ValueError, AssertionError, RuntimeError)
 Dedup = Literal["lowest"] | None
 
 
-# Sharing out
+# Deduplication
 
 
 @plan_law(
     "plan.dedup",
     source=f"{DOCS}, dedup_save_plans: only one plan keeps a duplicate; DefaultSavePlanner (dedup_save_to_lowest_rank)",
     control="ranks=3 a=5x6/0:2,0:6@0+1;2:5,0:6@2 b=4/whole@0+1+2 n=value@0+1+2",
-    draw=lambda limits: cases.states(limits, extra=cases.with_empties),
+    draw=lambda limits: cases.state_cases(limits, extra=cases.add_empty_box),
     draws=80,
 )
 def dedup(plans: Plans, dedup: Dedup = None):
-    """What several ranks hold is left in the plan of exactly one of those that hold it, and nothing gets lost."""
-    given = save_plans(plans)
-    shared = [[plain_item(item) for item in plan.items] for plan in compat.dedup_save_plans(given, dedup == "lowest")]
-    written = [(rank, item) for rank, items in enumerate(shared) for item in items]
-    times = Counter(item for _, item in written if has_elements(item))
+    """An item that several ranks hold stays in the plan of exactly one of them, and no item is lost."""
+    local = to_save_plans(plans)
+    deduped = [[plain_item(item) for item in plan.items] for plan in compat.dedup_save_plans(local, dedup == "lowest")]
+    written = [(rank, item) for rank, items in enumerate(deduped) for item in items]
+    counts = Counter(item for _, item in written if has_elements(item))
     return {
-        "given": differing(given, save_plans(plans)),
-        "ranks": len(shared),
+        "given": differing_pairs(local, to_save_plans(plans)),
+        "ranks": len(deduped),
         "not held": [item for rank, item in written if item not in plans[rank]],
-        "lost": [item for items in plans for item in items if has_elements(item) and item not in times],
-        "twice": [item for item, count in times.items() if count > 1],
+        "lost": [item for items in plans for item in items if has_elements(item) and item not in counts],
+        "twice": [item for item, count in counts.items() if count > 1],
         "late": [item for rank, item in written if has_elements(item) and any(item in items for items in plans[:rank])],
     }
 
@@ -75,18 +74,18 @@ def _(ranks: int, dedup):
 
 
 def draw_balance(limits: Limits) -> SearchStrategy[Case]:
-    """Every rank holds everything: tensors of several dtypes, now and then one that is cut up."""
+    """Every rank holds every tensor: of several dtypes, and seldom in several boxes."""
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        of = draw(st.sampled_from((2, 3, 4)))
-        every = tuple(range(of))
-        drawn: dict[str, Any] = {}
+        ranks = draw(st.sampled_from((2, 3, 4)))
+        all_ranks = tuple(range(ranks))
+        leaves: dict[str, Any] = {}
         for name in "abcd"[: draw(st.integers(1, 4))]:
             shape, boxes = draw(tilings(max_boxes=5 if draw(st.integers(0, 9)) == 9 else 1))
             dtype = draw(st.sampled_from([name for name in cases.DTYPES if name in limits.dtypes]))
-            drawn[name] = ShardedLeaf("boxes", Shards(shape, tuple((box, every) for box in boxes)), dtype)
-        return fields(world=1, ranks=of, **drawn)
+            leaves[name] = ShardedLeaf("boxes", Shards(shape, tuple((box, all_ranks) for box in boxes)), dtype)
+        return fields(world=1, ranks=ranks, **leaves)
 
     return case()
 
@@ -100,9 +99,9 @@ def draw_balance(limits: Limits) -> SearchStrategy[Case]:
     tier="advisory",
 )
 def balance(plans: Plans):
-    """Where every rank holds everything, the bytes that two ranks write differ by no more than the largest item has."""
-    items = [[item.tensor_data for item in plan.items] for plan in compat.dedup_save_plans(save_plans(plans))]
-    sizes = [[data.chunk.sizes.numel() * data.properties.dtype.itemsize for data in mine] for mine in items]
+    """Where every rank holds every item, the bytes of two ranks differ by at most the size of the largest item."""
+    items = [[item.tensor_data for item in plan.items] for plan in compat.dedup_save_plans(to_save_plans(plans))]
+    sizes = [[data.chunk.sizes.numel() * data.properties.dtype.itemsize for data in of_rank] for of_rank in items]
     totals = [*map(sum, sizes)]
     return {"unbalanced": totals if max(totals) - min(totals) > max(map(max, filter(None, sizes)), default=0) else []}
 
@@ -119,18 +118,19 @@ def _():
     "plan.global",
     source=f"{DOCS}, SavePlanner.create_global_plan; Metadata; DefaultSavePlanner",
     control="ranks=2 a=5x6:int64/0:2,0:6@0;2:5,0:6@0+1 b=()/whole@0+1 n=value@0+1",
-    draw=lambda limits: cases.states(limits, extra=cases.lowest),
+    draw=lambda limits: cases.state_cases(limits, extra=cases.draw_dedup),
     draws=80,
 )
-def described(plans: Plans, dedup: Dedup = None):
-    """The global plan describes every leaf, each different box of a tensor once, and every item names its chunk."""
-    sent, metadata = global_plan(save_plans(plans), dedup == "lowest")
+def describe(plans: Plans, dedup: Dedup = None):
+    """The global plan describes every leaf, with each distinct box of a tensor once, and every item's index names its
+    chunk."""
+    planned, metadata = global_plan(to_save_plans(plans), dedup == "lowest")
     return {
-        "ranks": len(sent),
+        "ranks": len(planned),
         "paths": paths_of(metadata),
         "leaves": leaves_of(metadata),
         "other chunks": [
-            item for plan in sent for item in plan.items if item.tensor_data and not names_its_chunk(item, metadata)
+            item for plan in planned for item in plan.items if item.tensor_data and not names_its_chunk(item, metadata)
         ],
     }
 
@@ -140,21 +140,21 @@ def names_its_chunk(item: Any, metadata: Any) -> bool:
     return at is not None and 0 <= at < len(chunks) and chunks[at] == item.tensor_data.chunk
 
 
-@described.due
+@describe.due
 def _(leaves: Leaves, ranks: int):
     return as_metadata(
         {"ranks": ranks, "paths": {name: (name,) for name in leaves}, "leaves": leaves, "other chunks": []}
     )
 
 
-def draw_empties(limits: Limits) -> SearchStrategy[Case]:
+def draw_empty_chunks(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        of = draw(st.sampled_from(cases.RANKS))
-        drawn = draw(cases.held(of, limits).filter(lambda leaf: bool(leaf.shape) and 0 not in leaf.shape))
+        ranks = draw(st.sampled_from(cases.RANK_COUNTS))
+        leaf = draw(cases.tensor_leaves(ranks, limits).filter(lambda leaf: bool(leaf.shape) and 0 not in leaf.shape))
         where, number = draw(st.sampled_from(cases.EMPTY_PLACES)), draw(st.integers(0, MANY))
-        box = empty_box(drawn.shape, drawn.shards.boxes, where, number)
-        return fields(world=1, ranks=of, a=cases.beside(drawn, box, (number % of,)))
+        box = empty_box(leaf.shape, leaf.shards.boxes, where, number)
+        return fields(world=1, ranks=ranks, a=cases.with_box(leaf, box, (number % ranks,)))
 
     return case()
 
@@ -163,12 +163,12 @@ def draw_empties(limits: Limits) -> SearchStrategy[Case]:
     "plan.empty-chunks",
     source=f"{DOCS}, SavePlanner.create_global_plan: chunks of a tensor; a rank may hold an empty shard",
     control="ranks=3 a=5x6/0:3,0:6@0;3:5,0:6@1;5:5,0:6@2",
-    draw=draw_empties,
+    draw=draw_empty_chunks,
     draws=60,
 )
 def empty_chunks(plans: Plans):
-    """A chunk without elements does not keep a tensor from being planned, wherever it lies."""
-    return {"leaves": leaves_of(global_plan(save_plans(plans))[1])}
+    """A tensor with an empty chunk can be planned, wherever that chunk lies."""
+    return {"leaves": leaves_of(global_plan(to_save_plans(plans))[1])}
 
 
 @empty_chunks.due
@@ -177,9 +177,9 @@ def _(leaves: Leaves):
 
 
 def untiled_leaves(plans: list[Any]) -> dict[str, Any]:
-    """The tensors that the global plan describes by chunks that do not tile them."""
-    leaves = leaves_of(global_plan(save_plans(plans))[1])
-    wrong = {name: untiled(leaf[0], leaf[2]) for name, leaf in leaves.items() if leaf is not None}
+    """What is wrong with the tensors whose chunks in the global plan do not tile them, by name."""
+    leaves = leaves_of(global_plan(to_save_plans(plans))[1])
+    wrong = {name: untiled_elements(leaf[0], leaf[2]) for name, leaf in leaves.items() if leaf is not None}
     return {name: places for name, places in wrong.items() if places}
 
 
@@ -189,34 +189,36 @@ def validates(plans: Plans):
 
 
 def due_validates():
-    # where two ranks hold one box, what is shared out may tile
+    # deduplication may leave boxes that tile the tensor
     return {"plan": Either((Refused(REFUSALS), {}))}
 
 
 def draw_damaged(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
-    """One tensor of a state is damaged; the other, if there is one, is whole."""
+    """A state with a tensor whose boxes do not tile it, and in one case of three another tensor whose boxes do."""
 
-    def drawing(limits: Limits) -> SearchStrategy[Case]:
-        broken = damaged_tilings(kinds=(kind,))
+    def draw_of(limits: Limits) -> SearchStrategy[Case]:
+        damaged = damaged_tilings(kinds=(kind,))
 
         @st.composite
         def case(draw: st.DrawFn) -> Case:
-            of = draw(st.sampled_from((2, 2, 3, 4, 3, 1, 2, 2, 4, 3, 2, 3)))
-            shape, boxes, _ = draw(broken)
-            # what is there twice is held by one rank
-            each = assign_boxes(shape, dict.fromkeys(boxes), single_ranks(range(of)), draw(st.integers(0, MANY)))
-            by = dict(each.parts)
-            drawn: dict[str, Any] = {"a": ShardedLeaf("boxes", Shards(shape, tuple((box, by[box]) for box in boxes)))}
+            ranks = draw(st.sampled_from((2, 2, 3, 4, 3, 1, 2, 2, 4, 3, 2, 3)))
+            shape, boxes, _ = draw(damaged)
+            # one rank holds both copies of a duplicated box
+            assigned = assign_boxes(shape, dict.fromkeys(boxes), single_ranks(range(ranks)), draw(st.integers(0, MANY)))
+            holders = dict(assigned.parts)
+            leaves: dict[str, Any] = {
+                "a": ShardedLeaf("boxes", Shards(shape, tuple((box, holders[box]) for box in boxes)))
+            }
             if draw(st.integers(0, 2)) == 2:
-                drawn["b"] = draw(cases.held(of, limits))
-            return fields(world=1, ranks=of, **drawn)
+                leaves["b"] = draw(cases.tensor_leaves(ranks, limits))
+            return fields(world=1, ranks=ranks, **leaves)
 
         return case()
 
-    return drawing
+    return draw_of
 
 
-# a tensor on two ranks, damaged in each way
+# a tensor on two ranks whose boxes do not tile it, for each kind of damage
 DAMAGED = {
     "gap": "5/0:2@0",
     "overlap": "5/0:3@0;3:5@1;2:4@1",
@@ -228,19 +230,19 @@ DAMAGED = {
 }
 
 
-def law_of_damage(kind: str) -> Law:
-    made = plan_law(
+def damage_law(kind: str) -> Law:
+    built = plan_law(
         f"plan.validates[{kind}]",
         source=f"{DOCS}, DefaultSavePlanner.create_global_plan validates the plan: in bounds, disjoint, covering",
         control=f"ranks=2 a={DAMAGED[kind]}",
         draw=draw_damaged(kind),
         draws=30,
     )(validates)
-    made.due(due_validates)
-    return made
+    built.due(due_validates)
+    return built
 
 
-BEFORE = (
+BEFORE_START = (
     "ranks=2 a=5/0:3@0;3:5@1",
     "ranks=3 a=4x6/0:4,0:2@0;0:4,2:6@1+2 b=3/0:3@0",
     "ranks=1 a=5x2/0:3,0:2@0;3:5,0:2@0",
@@ -250,38 +252,38 @@ BEFORE = (
 @plan_law(
     "plan.validates[before]",
     source=f"{DOCS}, DefaultSavePlanner.create_global_plan validates the plan: in bounds, disjoint, covering",
-    control=BEFORE[0],
-    sweep=texts(*(f"world=1 {line}" for line in BEFORE)),
-    sweeps=len(BEFORE),
+    control=BEFORE_START[0],
+    sweep=texts(*(f"world=1 {line}" for line in BEFORE_START)),
+    sweeps=len(BEFORE_START),
 )
-def before(plans: Plans):
-    """A plan with a chunk that lies before the beginning of its tensor is refused."""
+def before_start(plans: Plans):
+    """A plan with a chunk at a negative offset is refused."""
     first = next(box for plan in plans for name, box, *_ in plan if name == "a")
 
-    def moved(item: Any) -> Any:
-        name, (offset, size), shape, *more = item
+    def move_before_start(item: Any) -> Any:
+        name, (offset, size), shape, *rest = item
         if (name, item[1]) != ("a", first):
             return item
-        return (name, ((offset[0] - shape[0], *offset[1:]), size), shape, *more)
+        return (name, ((offset[0] - shape[0], *offset[1:]), size), shape, *rest)
 
-    damaged = [[moved(item) for item in plan] for plan in plans]
-    return {"plan": caught(lambda: global_plan(save_plans(damaged)))}
+    damaged = [[*map(move_before_start, plan)] for plan in plans]
+    return {"plan": caught(lambda: global_plan(to_save_plans(damaged)))}
 
 
-@before.due
+@before_start.due
 def _():
     return {"plan": Refused(REFUSALS)}
 
 
-# What must not matter
+# Invariance
 
 
 def draw_permuted(limits: Limits) -> SearchStrategy[Case]:
-    def extra(draw: st.DrawFn, of: int, drawn: dict[str, Any]) -> dict[str, Any]:
-        order = draw(st.permutations(range(of)))
-        return {**cases.lowest(draw, of, drawn), "order": ",".join(map(str, order))}
+    def extra(draw: st.DrawFn, ranks: int, leaves: dict[str, Any]) -> dict[str, Any]:
+        order = draw(st.permutations(range(ranks)))
+        return {**cases.draw_dedup(draw, ranks, leaves), "order": ",".join(map(str, order))}
 
-    return cases.states(limits, extra=extra, least=2)
+    return cases.state_cases(limits, extra=extra, min_ranks=2)
 
 
 @plan_law(
@@ -291,17 +293,17 @@ def draw_permuted(limits: Limits) -> SearchStrategy[Case]:
     draw=draw_permuted,
     draws=40,
 )
-def permuted(plans: Plans, order: Ints, dedup: Dedup = None):
-    """Which rank holds what does not matter to what is described: other ranks first, the same leaves and chunks."""
-    one = global_plan(save_plans(plans), dedup == "lowest")[1]
-    other = global_plan(save_plans([plans[rank] for rank in order]), dedup == "lowest")[1]
+def permute_ranks(plans: Plans, order: Ints, dedup: Dedup = None):
+    """The metadata do not depend on the order of the ranks: the same leaves and chunks for any permutation of them."""
+    metadata = global_plan(to_save_plans(plans), dedup == "lowest")[1]
+    permuted = global_plan(to_save_plans([plans[rank] for rank in order]), dedup == "lowest")[1]
     return {
-        "paths": differing(paths_of(one).items(), paths_of(other).items()),
-        "leaves": differing(leaves_of(one).items(), leaves_of(other).items()),
+        "paths": differing_pairs(paths_of(metadata).items(), paths_of(permuted).items()),
+        "leaves": differing_pairs(leaves_of(metadata).items(), leaves_of(permuted).items()),
     }
 
 
-@permuted.due
+@permute_ranks.due
 def _():
     return as_metadata({"paths": [], "leaves": []})
 
@@ -310,16 +312,16 @@ def _():
     "plan.deterministic",
     source=f"{DOCS}, SavePlanner.create_global_plan: a function of all local plans",
     control="ranks=2 a=5x6/0:2,0:6@0+1;2:5,0:6@0+1 b=4/whole@0+1",
-    draw=lambda limits: cases.states(limits, extra=cases.lowest),
+    draw=lambda limits: cases.state_cases(limits, extra=cases.draw_dedup),
     draws=40,
 )
 def deterministic(plans: Plans, dedup: Dedup = None):
-    """The same local plans give the same global plan, item for item, whatever was planned before."""
+    """The same local plans give the same global plan, item by item, whatever was planned in between."""
     lowest = dedup == "lowest"
-    sent, metadata = global_plan(save_plans(plans), lowest)
-    global_plan(save_plans(plans[::-1]), not lowest)
-    again, metadata_again = global_plan(save_plans(plans), lowest)
-    return {"plans": differing(sent, again), "metadata": differing([metadata], [metadata_again])}
+    sent, metadata = global_plan(to_save_plans(plans), lowest)
+    global_plan(to_save_plans(plans[::-1]), not lowest)
+    sent_again, metadata_again = global_plan(to_save_plans(plans), lowest)
+    return {"plans": differing_pairs(sent, sent_again), "metadata": differing_pairs([metadata], [metadata_again])}
 
 
 @deterministic.due
@@ -327,4 +329,4 @@ def _():
     return as_metadata({"plans": [], "metadata": []})
 
 
-LAWS = [law_of_damage(kind) for kind in DAMAGES]
+LAWS = [damage_law(kind) for kind in DAMAGES]

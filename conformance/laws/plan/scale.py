@@ -1,9 +1,9 @@
-"""Laws of plans of thousands of ranks: what torch plans for all of them in one process, judged by arithmetic.
+"""Laws of plans for thousands of ranks, which one process computes and compares with arithmetic.
 
 ``ranks`` and ``ranks.load`` are the shapes of the meshes of all ranks that save and load. A case names *kinds* of
-tensors, fields of one letter, of which the model has ``times`` each. What ranks hold in common stands in memory once,
-so that a million items fit. Which chunks a tensor is read from does not depend on its name: the law of loads asks for
-one tensor of each kind, for the boxes of all ranks at once.
+tensors in fields of one letter; the model has ``times`` tensors of each kind. Ranks share items of equal boxes, so that
+a million items fit into memory. The chunks from which a tensor is read do not depend on its name, so the law of loads
+plans one tensor of each kind, for the boxes of all ranks at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, as_metadata
 from shardlaw.conformance.law.fields import Field, ScriptArgument, Shape
 from shardlaw.conformance.law.law import Law
-from shardlaw.conformance.laws.plan.torch_plans import Box, chunk, global_plan, write_item
+from shardlaw.conformance.laws.plan.torch_plans import Box, chunk_metadata, global_plan, write_item
 from shardlaw.reference.checkpoint.scale import Grid
 from shardlaw.reference.notation import format_shape
 from shardlaw.reference.tensors import DTYPES, TensorSpec
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 DOCS = "torch.distributed.checkpoint docs"
-SECONDS = 600.0  # of a CPU that others use too
+SECONDS = 600.0  # on a shared CPU
 
-# Meshes of three dims (replicas, shards, columns) of 1,024, 4,096 and 16,384 ranks, and those of the loads.
+# 3-D meshes (replicas, shards, columns) of 1,024, 4,096 and 16,384 ranks, each with the mesh of the load.
 MESHES = (("4x32x8", "16x8x8"), ("8x64x8", "16x16x16"), ("16x128x8", "32x32x16"))
-# Eight kinds: an uneven embedding, weights by rows and columns in either order, dims that two mesh dims shard, norms, a
-# tensor with many empty shards, one that no two ranks share.
+# Eight kinds: an uneven embedding, weights sharded by rows and columns in both orders, dims that two mesh dims shard, a
+# norm, a tensor with many empty shards, and one that is not replicated.
 KINDS = (
     "a=32003x1024:R,S(0),S(1) to.a=S(0),S(1),R b=3072x1024:R,S(0),S(1):bfloat16 to.b=R,S(1),S(0) "
     "c=1024x1024:R,S(1),S(0) to.c=R,R,S(0) d=2817x1024:R,S(0),S(0) to.d=S(1),S(0),R e=1024x2817:R,S(1),S(1):int64 "
     "to.e=R,S(0),S(1) f=1024:R,S(0),R to.f=R,R,R g=100x7:R,S(0),S(1) to.g=S(0),R,S(1) "
     "h=64x130x33:S(0),S(1),S(2) to.h=S(2),S(1),S(0)"
 )
-TIMES = 256 // 8
+TENSORS_PER_KIND = 256 // 8
 
 
 class KindsField(Field):
-    """The kinds of tensors: name, shape, dtype and placements of each, at the save, or at the load where ``to`` says
-    otherwise."""
+    """The name, shape, dtype and placements of each kind of tensors at an ``end``, ``save`` or ``load``. At the load,
+    ``to.KIND`` has the placements of a kind that differ."""
 
     takes = "tensors of one letter, such as a=64x32:R,S(0), on ranks, and to.a, their placements on ranks.load"
     always = True
@@ -67,7 +67,7 @@ class KindsField(Field):
 
     def read(self, case: Case, name: str) -> list[tuple[str, TensorSpec, Grid]]:
         mesh, found = case.shape("ranks.load" if self.end == "load" else "ranks"), []
-        for kind in kinds_of(case):
+        for kind in kind_names(case):
             spec = case.tensor(kind)
             if self.end == "load" and f"to.{kind}" in case:
                 spec = spec.with_placements(case.placements(f"to.{kind}"))
@@ -90,80 +90,86 @@ Kinds = Annotated[list[Any], KindsField("save")]
 LoadedKinds = Annotated[list[Any], KindsField("load")]
 
 
-def kinds_of(case: Case) -> list[str]:
+def kind_names(case: Case) -> list[str]:
     return [name for name, _ in case.fields if re.fullmatch("[a-z]", name)]
 
 
-def boxes_of(mesh: Any, shape: Any, placements: Any) -> list[Box]:
-    """The box of every rank, as torch cuts it."""
-    answers = (
-        compat.local_shape_and_offset_at(shape, mesh, [*place], placements)
-        for place in itertools.product(*map(range, mesh))
+def rank_boxes(mesh: Any, shape: Any, placements: Any) -> list[Box]:
+    """The box of every rank as torch computes it; equal boxes are one object."""
+    sizes_and_offsets = (
+        compat.local_shape_and_offset_at(shape, mesh, [*coordinate], placements)
+        for coordinate in itertools.product(*map(range, mesh))
     )
-    known: dict[Box, Box] = {}
-    return [known.setdefault(box, box) for box in ((tuple(offset), tuple(size)) for size, offset in answers)]
+    unique: dict[Box, Box] = {}
+    return [unique.setdefault(box, box) for box in ((tuple(offset), tuple(size)) for size, offset in sizes_and_offsets)]
 
 
-def plans_at_scale(mesh: Any, kinds: Any, times: int) -> list[SavePlan]:
-    """The local plan of every rank: one item for each tensor, which ranks with the same box share."""
+def local_plans(mesh: Any, kinds: Any, times: int) -> list[SavePlan]:
+    """The local plan of every rank, with one item for each tensor; ranks share the items of equal boxes."""
     items: list[list[Any]] = [[] for _ in range(math.prod(mesh))]
     paths: dict[str, Any] = {}
     for kind, shape, dtype, placements in kinds:
-        boxes = boxes_of(mesh, shape, placements)
-        first = {box: write_item(None, kind, box, shape, dtype, False) for box in {*boxes}}
+        boxes = rank_boxes(mesh, shape, placements)
+        templates = {box: write_item(None, kind, box, shape, dtype, False) for box in {*boxes}}
         for number in range(times):
             name = f"{kind}.{number}"
             paths[name] = (name,)
-            made = {
+            named = {
                 box: dataclasses.replace(item, index=dataclasses.replace(item.index, fqn=name))
-                for box, item in first.items()
+                for box, item in templates.items()
             }
-            for own, box in zip(items, boxes, strict=True):
-                own.append(made[box])
-    return [SavePlan(own, planner_data=paths) for own in items]
+            for rank_items, box in zip(items, boxes, strict=True):
+                rank_items.append(named[box])
+    return [SavePlan(rank_items, planner_data=paths) for rank_items in items]
 
 
 # Saves
 
 
 def save(ranks: Shape, kinds: Kinds, times: int = 1):
-    """Of thousands of ranks, each tensor is written once, all of it, by ranks that hold what they write."""
-    plans = plans_at_scale(ranks, kinds, times)
-    sent, metadata = global_plan(plans)
-    strays = 0
-    for plan, given in zip(sent, plans, strict=True):
-        own = {(item.index.fqn, item.index.offset) for item in given.items}
-        strays += sum((item.index.fqn, item.index.offset) not in own for item in plan.items)
-    told: dict[str, list[Any]] = {kind: [] for kind, *_ in kinds}
+    """In the plan of thousands of ranks, every element is written once, by a rank that holds it."""
+    plans = local_plans(ranks, kinds, times)
+    planned, metadata = global_plan(plans)
+    not_held = 0
+    for plan, local in zip(planned, plans, strict=True):
+        held_boxes = {(item.index.fqn, item.index.offset) for item in local.items}
+        not_held += sum((item.index.fqn, item.index.offset) not in held_boxes for item in plan.items)
+    summaries: dict[str, list[Any]] = {kind: [] for kind, *_ in kinds}
     for name, entry in metadata.state_dict_metadata.items():
-        said = chunks_of(entry)
-        told[name[0]] += [] if said in told[name[0]] else [said]
-    return {"ranks": len(sent), "tensors": len(metadata.state_dict_metadata), "not held": strays, "chunks": told}
+        summary = chunk_summary(entry)
+        summaries[name[0]] += [] if summary in summaries[name[0]] else [summary]
+    return {
+        "ranks": len(planned),
+        "tensors": len(metadata.state_dict_metadata),
+        "not held": not_held,
+        "chunks": summaries,
+    }
 
 
-def chunks_of(entry: Any) -> dict[str, Any]:
-    """Of the chunks with elements of a tensor: how many there are, how many differ, and where they lie along each
-    dim."""
+def chunk_summary(entry: Any) -> dict[str, Any]:
+    """The number of nonempty chunks of a tensor, the number of distinct ones, and their distinct (offset, size) along
+    each dim."""
     dims = len(entry.size)
-    full = [[*one.offsets, *one.sizes] for one in entry.chunks if 0 not in one.sizes]
-    rows = torch.tensor(full, dtype=torch.int64).reshape(-1, 2 * dims)
+    nonempty = [[*chunk.offsets, *chunk.sizes] for chunk in entry.chunks if 0 not in chunk.sizes]
+    rows = torch.tensor(nonempty, dtype=torch.int64).reshape(-1, 2 * dims)
     cuts = [torch.unique(rows[:, [dim, dims + dim]], dim=0).tolist() for dim in range(dims)]
     return {"written": len(rows), "different": len(torch.unique(rows, dim=0)), "cuts": cuts}
 
 
 def due_save(ranks, kinds, times: int = 1):
-    # boxes that differ, as many as there are combinations of the runs of each dim, are these combinations
-    told = {kind: [{"written": grid.boxes, "different": grid.boxes, "cuts": grid.cuts()}] for kind, _, grid in kinds}
-    return as_metadata({"ranks": math.prod(ranks), "tensors": len(kinds) * times, "not held": 0, "chunks": told})
+    # as many distinct boxes as combinations of the (offset, size) of each dim are all these combinations
+    summaries = {
+        kind: [{"written": grid.boxes, "different": grid.boxes, "cuts": grid.cuts()}] for kind, _, grid in kinds
+    }
+    return as_metadata({"ranks": math.prod(ranks), "tensors": len(kinds) * times, "not held": 0, "chunks": summaries})
 
 
-# How writes are shared out
+# Balance of writes
 
 
 def balance(ranks: Shape, kinds: Kinds, times: int = 1):
-    """Of thousands of ranks, the one that writes what several hold is one of those that have fewest bytes to write so
-    far."""
-    plans = plans_at_scale(ranks, kinds, times)
+    """Of thousands of ranks, the one with the fewest bytes so far writes an item that several hold."""
+    plans = local_plans(ranks, kinds, times)
     writers = {id(item): rank for rank, plan in enumerate(compat.dedup_save_plans(plans)) for item in plan.items}
     holders: dict[int, list[int]] = {}
     sizes: dict[int, int] = {}
@@ -172,11 +178,11 @@ def balance(ranks: Shape, kinds: Kinds, times: int = 1):
             holders.setdefault(id(item), []).append(rank)
             data: Any = item.tensor_data
             sizes[id(item)] = data.chunk.sizes.numel() * data.properties.dtype.itemsize or 1
-    load, passed = [0] * len(plans), 0
-    for key, held_by in holders.items():
-        passed += load[writers[key]] > min(load[rank] for rank in held_by)
+    load, passed_over = [0] * len(plans), 0
+    for key, ranks_with_item in holders.items():
+        passed_over += load[writers[key]] > min(load[rank] for rank in ranks_with_item)
         load[writers[key]] += sizes[key]
-    return {"passed over": passed}
+    return {"passed over": passed_over}
 
 
 def due_balance():
@@ -187,61 +193,61 @@ def due_balance():
 
 
 def reshard(ranks: Shape, ranks__load: Shape, kinds: Kinds, wanted: LoadedKinds):
-    """Of what thousands of ranks have saved, thousands under another layout read each element of their own once, to its
-    place, out of no more files than they need."""
-    sent, metadata = global_plan(plans_at_scale(ranks, kinds, 1), True)
-    writers = {(item.index.fqn, item.index.offset): rank for rank, plan in enumerate(sent) for item in plan.items}
+    """Thousands of ranks read each element of their shards once, to the right place, from the files of thousands of
+    ranks with another layout, and open no file that they do not need."""
+    planned, metadata = global_plan(local_plans(ranks, kinds, 1), True)
+    writers = {(item.index.fqn, item.index.offset): rank for rank, plan in enumerate(planned) for item in plan.items}
     files: list[set[int]] = [set() for _ in range(math.prod(ranks__load))]
-    told, volume = {}, 0
+    reads, volume = {}, 0
     for kind, shape, dtype, placements in wanted:
-        name, boxes = f"{kind}.0", boxes_of(ranks__load, shape, placements)
-        different = [box for box in dict.fromkeys(boxes) if 0 not in box[1]]
+        name, boxes = f"{kind}.0", rank_boxes(ranks__load, shape, placements)
+        unique = [box for box in dict.fromkeys(boxes) if 0 not in box[1]]
         entry: Any = metadata.state_dict_metadata[name]
-        items: list[Any] = create_read_items_for_chunk_list(name, entry, [chunk(box) for box in different])
-        told[kind], read = reads_of(items, different, entry)
-        opened: dict[Box, set[int]] = {box: set() for box in different}
+        items: list[Any] = create_read_items_for_chunk_list(name, entry, [chunk_metadata(box) for box in unique])
+        reads[kind], elements = check_reads(items, unique, entry)
+        writers_of_box: dict[Box, set[int]] = {box: set() for box in unique}
         for item in items:
-            opened[different[item.dest_index.index]].add(writers[name, item.storage_index.offset])
-        size = dict(zip(different, read, strict=True))
-        for own, box in zip(files, boxes, strict=True):
-            own |= opened.get(box, set())
+            writers_of_box[unique[item.dest_index.index]].add(writers[name, item.storage_index.offset])
+        size = dict(zip(unique, elements, strict=True))
+        for files_of_rank, box in zip(files, boxes, strict=True):
+            files_of_rank |= writers_of_box.get(box, set())
             volume += size.get(box, 0) * dtype.itemsize
-    return {"reads": told, "bytes": volume, "files": {"all": sum(map(len, files)), "most": max(map(len, files))}}
+    return {"reads": reads, "bytes": volume, "files": {"all": sum(map(len, files)), "most": max(map(len, files))}}
 
 
-def reads_of(items: list[Any], boxes: list[Box], entry: Any) -> tuple[dict[str, int], list[int]]:
-    """How many reads there are, how many of them are wrong and in what way, and the elements that each box gets."""
-    dims, full = len(entry.size), [(item.dest_index.index, item.storage_index.index) for item in items]
-    which = torch.tensor(full, dtype=torch.int64).reshape(-1, 2)
+def check_reads(items: list[Any], boxes: list[Box], entry: Any) -> tuple[dict[str, int], list[int]]:
+    """The counts of read items and of each kind of mistake in them, and the number of elements read into each box."""
+    dims, index_pairs = len(entry.size), [(item.dest_index.index, item.storage_index.index) for item in items]
+    pairs = torch.tensor(index_pairs, dtype=torch.int64).reshape(-1, 2)
     parts = torch.tensor(
         [[*item.dest_offsets, *item.storage_offsets, *item.lengths] for item in items], dtype=torch.int64
     ).reshape(-1, 3, dims)
-    box = torch.tensor(boxes, dtype=torch.int64).reshape(-1, 2, dims)
-    saved = torch.tensor([[[*one.offsets], [*one.sizes]] for one in entry.chunks], dtype=torch.int64)
+    wanted = torch.tensor(boxes, dtype=torch.int64).reshape(-1, 2, dims)
+    saved = torch.tensor([[[*chunk.offsets], [*chunk.sizes]] for chunk in entry.chunks], dtype=torch.int64)
     saved = saved.reshape(-1, 2, dims)
-    to, source = box[which[:, 0]], saved[which[:, 1]]
+    to, source = wanted[pairs[:, 0]], saved[pairs[:, 1]]
     start = torch.maximum(to[:, 0], source[:, 0])
     length = torch.minimum(to.sum(1), source.sum(1)) - start
     astray = (parts[:, 0] + to[:, 0] != start) | (parts[:, 1] + source[:, 0] != start) | (parts[:, 2] != length)
-    read = torch.zeros(len(boxes), dtype=torch.int64).index_add(0, which[:, 0], parts[:, 2].prod(1))
+    read = torch.zeros(len(boxes), dtype=torch.int64).index_add(0, pairs[:, 0], parts[:, 2].prod(1))
     wrong = {
         "astray": int(astray.any(1).sum()),
-        "twice": len(which) - len(torch.unique(which, dim=0)),
-        "unfilled": int((read != box[:, 1].prod(1)).sum()),
+        "twice": len(pairs) - len(torch.unique(pairs, dim=0)),
+        "unfilled": int((read != wanted[:, 1].prod(1)).sum()),
     }
     return {"items": len(items), **wrong}, read.tolist()
 
 
 def due_reshard(kinds, wanted):
-    told, files, volume = {}, dict[int, set[int]](), 0
+    reads, files, volume = {}, dict[int, set[int]](), 0
     for (kind, spec, saved), (_, _, loaded) in zip(kinds, wanted, strict=True):
-        told[kind] = {"items": loaded.reads(saved), "astray": 0, "twice": 0, "unfilled": 0}
+        reads[kind] = {"items": loaded.reads(saved), "astray": 0, "twice": 0, "unfilled": 0}
         volume += loaded.elements * DTYPES[spec.dtype].itemsize
         for rank, writers in loaded.files(saved).items():
             files[rank] = files.get(rank, set()) | writers
     counts = [*map(len, files.values())]
     opened = {"all": sum(counts), "most": max(counts, default=0)}
-    return {"reads": Of(told), "bytes": Of(volume, "wrong-value"), "files": Of(opened)}
+    return {"reads": Of(reads), "bytes": Of(volume, "wrong-value"), "files": Of(opened)}
 
 
 # The laws
@@ -252,13 +258,13 @@ def features(case: Case) -> set[str]:
 
 
 def narrow(case: Case) -> SearchStrategy[Case]:
-    """Cases with fewer kinds and tensors, on smaller meshes."""
+    """Cases with fewer kinds and fewer tensors, on smaller meshes."""
 
     @st.composite
     def smaller(draw: st.DrawFn) -> Case:
-        kept = [kind for kind in kinds_of(case) if draw(st.booleans())] or kinds_of(case)[:1]
-        gone = {name for kind in kinds_of(case) if kind not in kept for name in (kind, f"to.{kind}")}
-        found = {name: value for name, value in case.fields if name not in gone}
+        kinds = [kind for kind in kind_names(case) if draw(st.booleans())] or kind_names(case)[:1]
+        dropped = {name for kind in kind_names(case) if kind not in kinds for name in (kind, f"to.{kind}")}
+        found = {name: value for name, value in case.fields if name not in dropped}
         for mesh in ("ranks", "ranks.load"):
             if mesh in found:
                 sizes = tuple(draw(st.sampled_from(sorted({1, 2, size // 2 or 1, size}))) for size in case.shape(mesh))
@@ -270,22 +276,22 @@ def narrow(case: Case) -> SearchStrategy[Case]:
     return smaller()
 
 
-def cases_of(load: bool) -> tuple[str, ...]:
-    """A case for each number of ranks."""
+def case_lines(load: bool) -> tuple[str, ...]:
+    """A case for each of :data:`MESHES`."""
     kinds = " ".join(word for word in KINDS.split() if load or not word.startswith("to."))
-    more = [f"ranks.load={other}" if load else f"times={TIMES}" for _, other in MESHES]
+    more = [f"ranks.load={other}" if load else f"times={TENSORS_PER_KIND}" for _, other in MESHES]
     return tuple(f"ranks={mesh} {one} {kinds}" for (mesh, _), one in zip(MESHES, more, strict=True))
 
 
-def law_of_scale(variant: str, act: Callable[..., Any], due: Callable[..., Any], source: str, **record: Any) -> Law:
+def scale_law(variant: str, act: Callable[..., Any], due: Callable[..., Any], source: str, **record: Any) -> Law:
     load = variant == "reshard"
     small = "ranks=2x3x2 " + ("ranks.load=3x2x2 " if load else "times=2 ")
     kinds = "a=7x5:R,S(0),S(1) b=12:R,S(0),R h=3x5x4:S(0),S(1),S(2)"
-    made = law(
+    built = law(
         f"plan.scale[{variant}]",
         source=f"{DOCS}, {source}",
         control=f"{small}{kinds}{' to.a=S(0),R,S(1) to.b=R,R,R to.h=S(2),S(1),S(0)' if load else ''}",
-        sweep=texts(*cases_of(load)),
+        sweep=texts(*case_lines(load)),
         sweeps=len(MESHES),
         narrow=narrow,
         smallest=1,
@@ -294,14 +300,12 @@ def law_of_scale(variant: str, act: Callable[..., Any], due: Callable[..., Any],
         seconds=SECONDS,
         **record,
     )(act)
-    made.due(due)
-    return made
+    built.due(due)
+    return built
 
 
 LAWS = [
-    law_of_scale("save", save, due_save, "SavePlanner.create_global_plan; Metadata"),
-    law_of_scale(
-        "balance", balance, due_balance, "dedup_save_plans: the smallest plan keeps an entry", tier="advisory"
-    ),
-    law_of_scale("reshard", reshard, due_reshard, "create_read_items_for_chunk_list; load-time resharding"),
+    scale_law("save", save, due_save, "SavePlanner.create_global_plan; Metadata"),
+    scale_law("balance", balance, due_balance, "dedup_save_plans: the smallest plan keeps an entry", tier="advisory"),
+    scale_law("reshard", reshard, due_reshard, "create_read_items_for_chunk_list; load-time resharding"),
 ]

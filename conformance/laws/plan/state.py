@@ -1,4 +1,4 @@
-"""Laws of states and of what is kept between saves: leaves and their paths, plans that are kept, and hints."""
+"""Laws of nested states, of cached plans, and of index hints."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from shardlaw.conformance.law.fields import Word
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.plan import cases
 from shardlaw.conformance.laws.plan.cases import plan_law
-from shardlaw.conformance.laws.plan.fields import Hints, Plans, Saves, Tree, ranks_of, with_tensors
+from shardlaw.conformance.laws.plan.fields import Hints, Plans, Saves, Tree, rank_count, with_tensors
 from shardlaw.conformance.laws.plan.tensors import MESHES
-from shardlaw.conformance.laws.plan.torch_plans import differing, global_plan, local_plan, save_plans
+from shardlaw.conformance.laws.plan.torch_plans import differing_pairs, global_plan, local_plan, to_save_plans
 from shardlaw.reference.checkpoint.state_dict import FlattenError, State, flatten, format_state, unflatten
 from shardlaw.reference.placement import format_placements
 from shardlaw.reference.tensors import TensorSpec
@@ -33,20 +33,20 @@ DOCS = "torch.distributed.checkpoint docs"
 
 
 def draw_flatten(limits: Limits) -> SearchStrategy[Case]:
-    whole = state_dicts(("x", "y"), max_entries=3, int_keys=True)
+    any_state = state_dicts(("x", "y"), max_entries=3, int_keys=True)
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        state = draw(whole)
+        state = draw(any_state)
         if draw(st.integers(0, 3)) == 3:
-            state = colliding(state, draw(st.integers(0, MANY)))
+            state = with_colliding_key(state, draw(st.integers(0, MANY)))
         return fields(world=1, state=format_state(state))
 
     return case()
 
 
-def colliding(state: State, number: int) -> State:
-    """The state with a further entry at the top whose key is the path of a leaf within."""
+def with_colliding_key(state: State, number: int) -> State:
+    """The state with a further top-level entry whose key is the path of a nested leaf."""
     paths = [path for path, _ in flatten(state).values() if len(path) > 1]
     if not paths:
         return state
@@ -62,21 +62,20 @@ def colliding(state: State, number: int) -> State:
     draws=120,
     features=None,
 )
-def flattened(state: Tree):
-    """A state is its leaves by their paths, and put together again it is the state; two leaves under one name are
-    refused."""
-    return {"state": caught(taken_apart, state)}
+def flatten_state(state: Tree):
+    """A state flattens into its leaves by path and unflattens to the same state; two leaves of one name are refused."""
+    return {"state": caught(flatten_and_unflatten, state)}
 
 
-def taken_apart(state: dict[str, Any]) -> dict[str, Any]:
+def flatten_and_unflatten(state: dict[str, Any]) -> dict[str, Any]:
     flat, paths = compat.flatten_state_dict(state)
     back = compat.unflatten_state_dict(flat, paths)
     own = tensors_in(state)
     return {
         "paths": dict(sorted(paths.items())),
-        "leaves": {name: written(leaf) for name, leaf in sorted(flat.items())},
-        "back": written(back),
-        "copies": [leaf for leaf in tensors_in([flat, back]) if not any(leaf is one for one in own)],
+        "leaves": {name: typed_repr(leaf) for name, leaf in sorted(flat.items())},
+        "back": typed_repr(back),
+        "copies": [tensor for tensor in tensors_in([flat, back]) if not any(tensor is one for one in own)],
     }
 
 
@@ -86,31 +85,31 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [tree] if isinstance(tree, torch.Tensor) else []
 
 
-def written(tree: Any) -> str:
-    """A tree as text, with the types of its values; entries of dicts and sets in the order of their texts."""
+def typed_repr(tree: Any) -> str:
+    """A text of a tree that shows the types of its values; dicts and sets are sorted."""
     match tree:
         case dict():
-            return "{" + ", ".join(sorted(f"{key!r}: {written(value)}" for key, value in tree.items())) + "}"
+            return "{" + ", ".join(sorted(f"{key!r}: {typed_repr(value)}" for key, value in tree.items())) + "}"
         case list() | tuple():
-            return f"{type(tree).__name__}({', '.join(map(written, tree))})"
+            return f"{type(tree).__name__}({', '.join(map(typed_repr, tree))})"
         case set():
             return f"set({', '.join(sorted(map(repr, tree)))})"
     return repr(tree)
 
 
-@flattened.due
+@flatten_state.due
 def _(state):
     try:
         leaves = dict(sorted(flatten(state).items()))
     except FlattenError:
         return {"state": Refused()}
     paths = {name: path for name, (path, _) in leaves.items()}
-    texts = {name: written(with_tensors(leaf, state)) for name, (_, leaf) in leaves.items()}
+    texts = {name: typed_repr(with_tensors(leaf, state)) for name, (_, leaf) in leaves.items()}
     return {
         "state": {
             "paths": Of(paths),
             "leaves": texts,
-            "back": written(with_tensors(unflatten(leaves), state)),
+            "back": typed_repr(with_tensors(unflatten(leaves), state)),
             "copies": [],
         }
     }
@@ -135,55 +134,52 @@ ELEMENTS = (
     features=None,
 )
 def element(state: Tree, path: Word):
-    """The element at a path is what stands there in the state; where nothing does, it is the default."""
+    """get_element returns the element at a path of a state, or the default where there is none."""
     parts = tuple(int(part) if part.isdecimal() else part for part in path.split("/"))
-    return {"element": caught(lambda: written(compat.get_element(state, parts, "absent")))}
+    return {"element": caught(lambda: typed_repr(compat.get_element(state, parts, "absent")))}
 
 
-def part_at(tree: Any, path: list[str]) -> Any:
-    """What stands at a path of a state, in whose dicts all keys are texts."""
+def element_at(tree: Any, path: list[str]) -> Any:
+    """The element at a path of a state whose dicts have string keys, or ``absent``."""
     for part in path:
-        places = dict(enumerate(tree)) if isinstance(tree, list) else tree
+        entries = dict(enumerate(tree)) if isinstance(tree, list) else tree
         key = int(part) if isinstance(tree, list) else part
-        if not isinstance(places, dict) or key not in places:
+        if not isinstance(entries, dict) or key not in entries:
             return "absent"
-        tree = places[key]
+        tree = entries[key]
     return tree
 
 
 @element.due
 def _(state, path):
-    return {"element": written(with_tensors(part_at(state, path.split("/")), state))}
+    return {"element": typed_repr(with_tensors(element_at(state, path.split("/")), state))}
 
 
-# Plans that are kept
+# Cached plans
 
 
 CHANGES = (
     *("same", "shape", "dropped", "added", "renamed", "kind", "value", "placed", "shape", "dtype", "paths"),
     *("placed", "shape", "placed"),
 )
-WITH_OUTSIDERS = [mesh for mesh in MESHES if ranks_of(mesh) > mesh.size]
+SUBMESHES = [mesh for mesh in MESHES if rank_count(mesh) > mesh.size]
 ORDERS = ("aa", "ab", "aba", "abb", "abba", "aab", "abab", "abc", "abca", "bcab")
 
 
-def draw_kept(limits: Limits) -> SearchStrategy[Case]:
+def draw_saves(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         change = draw(st.sampled_from(CHANGES))
-        # where a value comes or goes, a rank outside of the mesh has something to write in one save and nothing in the
-        # other
-        mesh = draw(
-            st.sampled_from(WITH_OUTSIDERS if change in ("dropped", "added") and draw(st.booleans()) else MESHES)
-        )
+        # a rank outside the mesh then has something to write in one save and nothing in the other
+        mesh = draw(st.sampled_from(SUBMESHES if change in ("dropped", "added") and draw(st.booleans()) else MESHES))
         shape = draw(shapes(max_dims=2, max_size=5))
-        placed = placements(mesh, len(shape), kinds=("R", "S"))
-        specs: dict[str, Any] = {"x": TensorSpec(shape, draw(placed))}
+        any_placements = placements(mesh, len(shape), kinds=("R", "S"))
+        specs: dict[str, Any] = {"x": TensorSpec(shape, draw(any_placements))}
         if draw(st.booleans()):
             specs["a"] = TensorSpec(
                 draw(shapes(max_dims=2, max_size=5)), None, draw(st.sampled_from(("float32", "int64")))
             )
-        to = format_placements(draw(placed)) if change == "placed" else None
+        to = format_placements(draw(any_placements)) if change == "placed" else None
         if not shape and change == "shape":
             change = "same"
         return fields(world=1, mesh=mesh, **specs, order=draw(st.sampled_from(ORDERS)), change=change, to__x=to)
@@ -191,8 +187,8 @@ def draw_kept(limits: Limits) -> SearchStrategy[Case]:
     return case()
 
 
-# what changes for one rank and not for another: its part keeps its place, or its place and its size, in another whole
-KEPT = (
+# changes after which some ranks keep the offset, or the offset and the size, of their shard
+CACHED = (
     "mesh=2 x=3:S(0) order=ab change=shape",
     "mesh=2 x=3:S(0) a=2:- order=abba change=shape",
     "mesh=4 x=5:S(0) order=aba change=shape",
@@ -207,56 +203,63 @@ KEPT = (
     "mesh=1@2 x=4:R order=abab change=dropped",
     "mesh=2 x=4:S(0) a=3:- order=abb change=renamed",
     "mesh=3 x=2:S(0) order=aba change=kind",
-    # a rank that did not change is planned by what it changed to before
+    # ranks that do not change while others do
     "mesh=2 x=3:S(0) order=abc change=shape",
     "mesh=3 x=5:S(0) a=2:- order=abca change=renamed",
     "mesh=2x2 x=4x4:S(0),S(1) order=abcb change=placed to.x=S(0),R",
 )
 
 
-def kept_features(case: Case) -> set[str]:
+def caching_features(case: Case) -> set[str]:
     mesh = case.mesh()
-    found = {"submesh"} if ranks_of(mesh) > mesh.size else set()
-    changed = {"dtype": "cast", "kind": "kinds-crossed", "placed": "reshard"}.get(case.get("change"))
-    return found | ({changed} if changed and {*"bc"} & {*case.get("order")} else set())
+    found = {"submesh"} if rank_count(mesh) > mesh.size else set()
+    feature = {"dtype": "cast", "kind": "kinds-crossed", "placed": "reshard"}.get(case.get("change"))
+    return found | ({feature} if feature and {*"bc"} & {*case.get("order")} else set())
 
 
 @plan_law(
     "plan.cached",
     source=f"{DOCS}, DefaultSavePlanner (enable_plan_caching)",
     control="mesh=2 x=4:S(0) order=ab change=shape",
-    sweep=texts(*(f"world=1 {line}" for line in KEPT)),
-    sweeps=len(KEPT),
-    draw=draw_kept,
+    sweep=texts(*(f"world=1 {line}" for line in CACHED)),
+    sweeps=len(CACHED),
+    draw=draw_saves,
     draws=80,
     weight=0.4,
-    features=kept_features,
+    features=caching_features,
 )
-def kept(saves: Saves):
-    """With plan caching, every save of a series is planned as if it were the first."""
-    kinds = [type(f"Seat{rank}", (DefaultSavePlanner,), {}) for rank in range(len(saves[0]))]
+def cached(saves: Saves):
+    """With plan caching, every save of a series has the plan that it would have without."""
+    kinds = [type(f"Planner{rank}", (DefaultSavePlanner,), {}) for rank in range(len(saves[0]))]
     compat.clear_save_plans()
-    found = [(planned(kinds, states, True), planned(kinds, states, False)) for states in saves]
+    found = [(plan_save(kinds, states, True), plan_save(kinds, states, False)) for states in saves]
     compat.clear_save_plans()
     return {
-        "items": [(at + 1, *pair) for at, (one, other) in enumerate(found) for pair in differing(one[0], other[0])],
-        "metadata": [(at + 1, *pair) for at, (one, other) in enumerate(found) for pair in differing(one[1], other[1])],
-        "paths": [(at + 1, *pair) for at, (one, other) in enumerate(found) for pair in differing(one[2], other[2])],
+        what: [
+            (save, *pair)
+            for save, (cached_plan, plan) in enumerate(found, 1)
+            for pair in differing_pairs(cached_plan[what], plan[what])
+        ]
+        for what in ("items", "metadata", "paths")
     }
 
 
-def planned(kinds: list[Any], states: list[Any], keep: bool) -> tuple[list[Any], ...]:
-    """One save, from the states of all ranks: what each is to write, the entries of the metadata, and the paths. Every
-    rank has a planner
-    class of its own, since what is kept is kept by class."""
-    planners = [kind(enable_plan_caching=keep) for kind in kinds]
+def plan_save(kinds: list[Any], states: list[Any], caching: bool) -> dict[str, list[Any]]:
+    """Plan one save of the states of all ranks: the items of each rank, the entries of the metadata, and the paths.
+
+    Plans are cached by planner class, so that every rank needs its own, from ``kinds``."""
+    planners = [kind(enable_plan_caching=caching) for kind in kinds]
     plans = [local_plan(state, rank == 0, planners[rank]) for rank, state in enumerate(states)]
     sent, metadata = planners[0].create_global_plan(plans)
     items = [planner.finish_plan(plan).items for planner, plan in zip(planners, sent, strict=True)]
-    return items, sorted(metadata.state_dict_metadata.items()), sorted(metadata.planner_data.items())
+    return {
+        "items": items,
+        "metadata": sorted(metadata.state_dict_metadata.items()),
+        "paths": sorted(metadata.planner_data.items()),
+    }
 
 
-@kept.due
+@cached.due
 def _():
     return as_metadata({"items": [], "metadata": [], "paths": []})
 
@@ -265,10 +268,10 @@ def _():
 
 
 def draw_hints(limits: Limits) -> SearchStrategy[Case]:
-    def extra(draw: st.DrawFn, of: int, drawn: dict[str, Any]) -> dict[str, Any]:
+    def extra(draw: st.DrawFn, ranks: int, leaves: dict[str, Any]) -> dict[str, Any]:
         return {"hints": ",".join(draw(st.lists(st.sampled_from(("0", "1", "2", "-", "7")), min_size=1, max_size=4)))}
 
-    return cases.states(limits, extra=extra)
+    return cases.state_cases(limits, extra=extra)
 
 
 @plan_law(
@@ -279,18 +282,18 @@ def draw_hints(limits: Limits) -> SearchStrategy[Case]:
     draws=40,
     weight=0.2,
 )
-def hinted(plans: Plans, hints: Hints):
-    """The number under which a chunk may be found first is a hint: a wrong one changes no plan."""
-    plain, others = save_plans(plans), save_plans(plans, hints)
-    indices = [[item.index for plan in one for item in plan.items] for one in (plain, others)]
-    (sent, metadata), (sent_others, metadata_others) = global_plan(plain), global_plan(others)
+def ignore_hints(plans: Plans, hints: Hints):
+    """The index of a MetadataIndex is a hint only: a wrong one changes no plan and no metadata."""
+    unhinted, hinted = to_save_plans(plans), to_save_plans(plans, hints)
+    indices = [[item.index for plan in one for item in plan.items] for one in (unhinted, hinted)]
+    (planned, metadata), (planned_hinted, metadata_hinted) = global_plan(unhinted), global_plan(hinted)
     return {
-        "indices": differing(*indices) + differing(map(hash, indices[0]), map(hash, indices[1])),
-        "metadata": differing([metadata], [metadata_others]),
-        "plans": differing(sent, sent_others),
+        "indices": differing_pairs(*indices) + differing_pairs(map(hash, indices[0]), map(hash, indices[1])),
+        "metadata": differing_pairs([metadata], [metadata_hinted]),
+        "plans": differing_pairs(planned, planned_hinted),
     }
 
 
-@hinted.due
+@ignore_hints.due
 def _():
     return as_metadata({"indices": [], "metadata": [], "plans": []})

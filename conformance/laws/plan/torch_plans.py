@@ -1,11 +1,9 @@
-"""Plans of torch from plain values, and plain values from plans of torch: what the acts of this chapter do with them.
+"""Conversions between the plans of torch and plain values, for the acts of this chapter.
 
-A plan is made by every rank for itself and then by one of them for all, and none of it communicates. So one process
-plays all ranks.
-As plain values, a box is its offset and its size; a write item is its name, box, the shape and dtype of the tensor,
-and whether every
-rank holds that whole, or its name alone where it is no tensor; a saved tensor is its shape, its dtype and its chunks,
-``None`` a value.
+Local plans and the global plan are computed without communication, so one process computes those of all ranks.
+
+Plain values: a box is ``(offset, size)``. A write item is ``(name, box, shape, dtype, is_replicated)``, or ``(name,)``
+if it is not a tensor. A saved tensor is ``(shape, dtype, chunks)``, any other saved value ``None``.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -34,21 +32,15 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from shardlaw.conformance import compat
-from shardlaw.reference.mesh import Mesh
-
-if TYPE_CHECKING:
-    from shardlaw.conformance.rank.context import RankContext
-
 Shape = tuple[int, ...]
 Box = tuple[Shape, Shape]
 Item = tuple[Any, ...]
 
 
-# to torch
+# Plain values to torch
 
 
-def chunk(box: Box) -> ChunkStorageMetadata:
+def chunk_metadata(box: Box) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(torch.Size(box[0]), torch.Size(box[1]))
 
 
@@ -58,36 +50,38 @@ def write_item(
     box: Box | None = None,
     shape: Shape = (),
     dtype: torch.dtype = torch.float32,
-    everywhere: bool = True,
+    is_replicated: bool = True,
 ) -> WriteItem:
     if box is None:
         return WriteItem(MetadataIndex(name, index=hint), WriteItemType.BYTE_IO)
-    data = TensorWriteData(chunk(box), TensorProperties(dtype), torch.Size(shape))
-    kind = WriteItemType.TENSOR if everywhere else WriteItemType.SHARD
+    data = TensorWriteData(chunk_metadata(box), TensorProperties(dtype), torch.Size(shape))
+    kind = WriteItemType.TENSOR if is_replicated else WriteItemType.SHARD
     return WriteItem(MetadataIndex(name, torch.Size(box[0]), hint), kind, tensor_data=data)
 
 
-def save_plans(plans: Iterable[Iterable[Item]], hints: Sequence[int | None] = (None,)) -> list[SavePlan]:
-    """Local plans as ranks send them, each leaf with its name as its path; the items take the hints in turn."""
-    numbers = cycle(hints)
-    made = []
-    for items in plans:
-        paths = {name: (name,) for name, *_ in items}
-        made.append(SavePlan([write_item(next(numbers), *item) for item in items], planner_data=paths))
-    return made
+def to_save_plans(plans: Iterable[Iterable[Item]], hints: Sequence[int | None] = (None,)) -> list[SavePlan]:
+    """Local plans of torch; the path of a leaf is its name, and the items take the index hints in turn."""
+    next_hints = cycle(hints)
+    return [
+        SavePlan(
+            [write_item(next(next_hints), *item) for item in items],
+            planner_data={name: (name,) for name, *_ in items},
+        )
+        for items in plans
+    ]
 
 
-def tensor_entry(shape: Shape, dtype: torch.dtype, chunks: Iterable[Box]) -> TensorStorageMetadata:
-    return TensorStorageMetadata(TensorProperties(dtype), torch.Size(shape), [chunk(box) for box in chunks])
+def tensor_metadata(shape: Shape, dtype: torch.dtype, chunks: Iterable[Box]) -> TensorStorageMetadata:
+    return TensorStorageMetadata(TensorProperties(dtype), torch.Size(shape), [chunk_metadata(box) for box in chunks])
 
 
-def metadata_of(saved: Mapping[str, Any]) -> Metadata:
+def to_metadata(saved: Mapping[str, Any]) -> Metadata:
     return Metadata(
-        {name: BytesStorageMetadata() if leaf is None else tensor_entry(*leaf) for name, leaf in saved.items()}
+        {name: BytesStorageMetadata() if leaf is None else tensor_metadata(*leaf) for name, leaf in saved.items()}
     )
 
 
-# from torch
+# torch to plain values
 
 
 def plain_item(item: WriteItem) -> Item:
@@ -101,98 +95,77 @@ def plain_item(item: WriteItem) -> Item:
 
 
 def has_elements(item: Item) -> bool:
-    """Whether an item is no tensor, or one with elements."""
+    """Whether a write item is a value, or a part of a tensor that is not empty."""
     return len(item) == 1 or 0 not in item[1][1]
 
 
 def leaves_of(metadata: Metadata) -> dict[str, Any]:
-    """What metadata says of every leaf, by name; of tensors the chunks that have elements, in the order of their
-    places."""
-    found: dict[str, Any] = {}
-    for name, entry in sorted(metadata.state_dict_metadata.items()):
-        found[name] = None
-        if isinstance(entry, TensorStorageMetadata):
-            found[name] = (tuple(entry.size), entry.properties.dtype, full_boxes(entry.chunks))
-    return found
+    """The entries of metadata as plain values, by name, without empty chunks."""
+    return {
+        name: (tuple(entry.size), entry.properties.dtype, nonempty_boxes(entry.chunks))
+        if isinstance(entry, TensorStorageMetadata)
+        else None
+        for name, entry in sorted(metadata.state_dict_metadata.items())
+    }
 
 
-def full_boxes(chunks: Iterable[ChunkStorageMetadata]) -> list[Box]:
-    return sorted((tuple(one.offsets), tuple(one.sizes)) for one in chunks if 0 not in one.sizes)
+def nonempty_boxes(chunks: Iterable[ChunkStorageMetadata]) -> list[Box]:
+    return sorted((tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks if 0 not in chunk.sizes)
 
 
 def paths_of(metadata: Metadata) -> dict[str, Any]:
     return dict(sorted(metadata.planner_data.items()))
 
 
-# what is asked of torch
+# Planners of torch
 
 
 def local_plan(state: dict[str, Any], coordinator: bool = False, planner: SavePlanner | None = None) -> SavePlan:
-    """The plan of one rank for its state."""
+    """The local save plan of a rank for its state."""
     planner = planner or DefaultSavePlanner()
     planner.set_up_planner(state, is_coordinator=coordinator)
     return planner.create_local_plan()
 
 
 def global_plan(plans: list[SavePlan], lowest: bool = False) -> tuple[list[SavePlan], Metadata]:
-    """The plans of all ranks, as the coordinator shares them out, and the metadata."""
+    """The deduplicated plan of each rank, and the metadata."""
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=lowest)
     planner.set_up_planner({}, is_coordinator=True)
     return planner.create_global_plan(plans)
 
 
 def load_items(state: dict[str, Any], metadata: Metadata, partial: bool = False) -> list[ReadItem]:
-    """What one rank is to read for its state."""
+    """The read items of a rank for its state."""
     planner = DefaultLoadPlanner(allow_partial_load=partial)
     planner.set_up_planner(state, metadata)
     return planner.create_local_plan().items
 
 
-# what is found
+# Boxes and comparisons
 
 
-def cut(offset: Shape, size: Shape) -> tuple[slice, ...]:
+def box_slices(offset: Shape, size: Shape) -> tuple[slice, ...]:
     return tuple(slice(start, start + extent) for start, extent in zip(offset, size, strict=True))
 
 
-def untiled(shape: Shape, boxes: Sequence[Box]) -> list[Any]:
-    """The elements of a tensor that boxes do not cover once, and the boxes with elements that reach beyond its end."""
-    times = torch.zeros(shape, dtype=torch.int64)
+def untiled_elements(shape: Shape, boxes: Sequence[Box]) -> list[Any]:
+    """The indices of elements that not exactly one box covers, and the nonempty boxes that are out of bounds."""
+    counts = torch.zeros(shape, dtype=torch.int64)
     for offset, size in boxes:
-        times[cut(offset, size)] += 1
+        counts[box_slices(offset, size)] += 1
     beyond = [
         box
         for box in boxes
         if 0 not in box[1] and any(a + n > extent for a, n, extent in zip(*box, shape, strict=True))
     ]
-    return [*(times != 1).nonzero().tolist(), *beyond]
+    return [*(counts != 1).nonzero().tolist(), *beyond]
 
 
-def numbered(shape: Shape) -> torch.Tensor:
-    """The elements of a tensor as their numbers."""
+def element_numbers(shape: Shape) -> torch.Tensor:
+    """A tensor whose elements are numbered from 0, in row-major order."""
     return torch.arange(math.prod(shape)).reshape(shape)
 
 
-def differing(ones: Iterable[Any], others: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """The pairs of two lists that are not equal."""
-    return [(one, other) for one, other in zip_longest(ones, others) if one != other]
-
-
-# for laws that have a check of their own
-
-
-def need(here: RankContext, *keys: str) -> list[Any]:
-    """Private names of torch; where one is gone, the case is given up, and with all cases the law."""
-    try:
-        return [compat.name(key) for key in keys]
-    except compat.TorchMovedError as moved:
-        here.reject(str(moved))
-        raise
-
-
-def seated(here: RankContext, mesh: Mesh, rank: int) -> Any:
-    """The mesh as ``rank`` sees it."""
-    try:
-        return compat.mesh_for_rank(here.device.type, torch.tensor(mesh.ranks).reshape(mesh.shape), rank)
-    except compat.TorchMovedError as moved:
-        here.reject(str(moved))
+def differing_pairs(first: Iterable[Any], second: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """The pairs at the same position that are not equal."""
+    return [pair for pair in zip_longest(first, second) if pair[0] != pair[1]]

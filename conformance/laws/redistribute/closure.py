@@ -19,7 +19,7 @@ from shardlaw.conformance.law.fields import Placements
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.redistribute.values import draw_pending
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.derived import CallField, Derived, operand
+from shardlaw.conformance.laws.shared.derived import CallField, DerivedField, operand
 from shardlaw.reference.placement import Partial, Placement, Replicate, Shard
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
@@ -107,7 +107,7 @@ class LawCallField(CallField):
         return CALLS[case.law].read(case, name)
 
 
-def _second_operand(name: str, seed: int) -> Derived:
+def _second_operand(name: str, seed: int) -> DerivedField:
     """The operand ``y`` or ``r``, with other values than ``x``; ``None`` if the call does not use it."""
 
     def read_case(case: Case) -> Global | None:
@@ -117,7 +117,7 @@ def _second_operand(name: str, seed: int) -> Derived:
         at = (Replicate() if name == "r" and isinstance(p, Partial) else p for p in spec.placements or ())
         return Global.of(TensorSpec(spec.shape, tuple(at), fill="small"), case.mesh(), case.seed + seed)
 
-    return Derived(read_case)
+    return DerivedField(read_case)
 
 
 Call = Annotated[Callable[..., Any], LawCallField()]
@@ -132,7 +132,7 @@ def draw_calls(
 
     @st.composite
     def case(draw: st.DrawFn, limits: Limits) -> Case:
-        mesh = draw(st.sampled_from(draws.meshes(limits, tables=False, outside=False, least=2)))
+        mesh = draw(st.sampled_from(draws.meshes(limits, permuted=False, submeshes=False, min_size=2)))
         shape, op = draw(shapes(min_dims=1, min_size=1)), draw(st.sampled_from(ops))
         x = TensorSpec(shape, draw_pending(draw, mesh, len(shape), op), fill=draw(st.sampled_from(fills)))
         return fields(mesh=mesh, x=x, call=draw(st.sampled_from(tuple(calls))), seed=draw(draws.seeds()))
@@ -188,7 +188,7 @@ USES = ("twice", "both", "apart", "then")
 
 @st.composite
 def draw_masked(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh = draw(st.sampled_from(draws.meshes(limits, tables=False, outside=False, least=2)))
+    mesh = draw(st.sampled_from(draws.meshes(limits, permuted=False, submeshes=False, min_size=2)))
     index = draw(shapes(min_dims=1, max_dims=2, min_size=1))
     rows, columns = (draw(st.sampled_from((2, 3, 5, 7, 4, 8, 1, 6))) for _ in range(2))
     table, at, rowwise = list[Placement](), list[Placement](), draw(st.integers(0, mesh.ndim - 1))
@@ -246,7 +246,7 @@ def _second_indices(case: Case) -> Global | None:
 def masked(
     w: DTensor,
     i: DTensor,
-    j: Annotated[DTensor, Derived(_second_indices)],
+    j: Annotated[DTensor, DerivedField(_second_indices)],
     out: Placements,
     use: Literal["once", "twice", "both", "apart", "then"],
 ):

@@ -162,7 +162,7 @@ def most_collectives(source: Layout, to: Layout) -> int:
 
 @st.composite
 def draw_quiet(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh, shape = draw(st.sampled_from(draws.meshes(limits, tables=False))), draw(shapes(min_dims=1))
+    mesh, shape = draw(st.sampled_from(draws.meshes(limits, permuted=False))), draw(shapes(min_dims=1))
     free = draw(placements(mesh, len(shape), kinds=("R", "S", "P")))
     source = tuple(p if size == 1 else Replicate() for p, size in zip(free, mesh.shape, strict=True))
     to = draw(placements(mesh, len(shape), kinds=("R", "S", "_S")))
@@ -224,7 +224,7 @@ LAWS = (
         control="mesh=2x2 x=5x3:S(0),P(sum) to=S(1),S(0)",
         sweep=sweep_pairs,
         sweeps=210,
-        narrow=draws.narrowed,
+        narrow=draws.with_smaller_tensor,
         weight=1.6,
     ),
     counting_law(
@@ -248,7 +248,7 @@ LAWS = (
         control="mesh=2x2 x=5x6:R,R to=S(0),S(0)",
         draw=draw_quiet,
         draws=80,
-        sweep=draws.out_of_order("R", to="S(0)"),
+        sweep=draws.permuted_mesh_cases("R", to="S(0)"),
         sweeps=3,
         weight=0.5,
     ),
@@ -259,7 +259,7 @@ LAWS = (
         control="mesh=2 x=5x6:P(sum) to=S(0)",
         draw=draw_moves_to_values(dims=(1,)),
         draws=60,
-        sweep=draws.out_of_order("S(0)", dims=1, to="S(1)"),
+        sweep=draws.permuted_mesh_cases("S(0)", dims=1, to="S(1)"),
         sweeps=2,
         weight=0.5,
         tier="extended",

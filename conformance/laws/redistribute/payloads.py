@@ -71,7 +71,9 @@ def _():
 def draw_bits(limits: Limits) -> st.SearchStrategy[Case]:
     kinds = ("R", "S", "_S")
     dtype = {"as": st.sampled_from([dtype for dtype in BITS if dtype in limits.dtypes])}
-    moves = draws.moved(limits, on=draws.meshes(limits, tables=False), kinds=kinds, targets=kinds, extra=dtype)
+    moves = draws.redistribution_cases(
+        limits, on=draws.meshes(limits, permuted=False), kinds=kinds, targets=kinds, extra=dtype
+    )
 
     def with_bits(case: Case, fill: str) -> Case:
         """The same case with a tensor of integers, whose bits are those of the dtype."""

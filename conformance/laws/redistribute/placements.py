@@ -25,8 +25,8 @@ def draw_moves(
     """Redistributions from and to placements of these kinds; ``options`` are those of :func:`draws.moved`."""
 
     def draw(limits: Limits) -> st.SearchStrategy[Case]:
-        on = draws.meshes(limits, tables=tables)
-        return draws.moved(limits, on=on, kinds=kinds, targets=kinds, dtypes=limits.dtypes, **options)
+        on = draws.meshes(limits, permuted=tables)
+        return draws.redistribution_cases(limits, on=on, kinds=kinds, targets=kinds, dtypes=limits.dtypes, **options)
 
     return draw
 
@@ -37,8 +37,8 @@ def draw_moves_to_values(
     """Redistributions to replicas and shards, on meshes of ascending ranks."""
 
     def draw(limits: Limits) -> st.SearchStrategy[Case]:
-        plain = {"on": draws.meshes(limits, dims=dims, tables=False), "kinds": ("R", "S", "P"), "targets": ("R", "S")}
-        return draws.moved(limits, **{**plain, **options})
+        plain = {"on": draws.meshes(limits, dims=dims, permuted=False), "kinds": ("R", "S", "P"), "targets": ("R", "S")}
+        return draws.redistribution_cases(limits, **{**plain, **options})
 
     return draw
 
@@ -68,7 +68,7 @@ def _(x: Global, to, rank: Rank):
     control="mesh=2x2 x=5x6:S(0),S(1) via=S(1),R to=S(0),S(0)",
     draw=draw_moves(tables=False, via=True),
     draws=160,
-    sweep=draws.out_of_order("S(0)", via="R", to="S(1)"),
+    sweep=draws.permuted_mesh_cases("S(0)", via="R", to="S(1)"),
     sweeps=3,
     weight=1.5,
 )
@@ -89,7 +89,7 @@ def _(x: Global, via, to):
     control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(0)",
     draw=draw_moves(kinds=("R", "S", "_S"), tables=False),
     draws=120,
-    sweep=draws.out_of_order("S(1)", to="S(0)"),
+    sweep=draws.permuted_mesh_cases("S(1)", to="S(0)"),
     sweeps=3,
     weight=1.2,
 )
@@ -118,8 +118,8 @@ def moving_law(id: str, clause: str, source: str = DOC, **record: Any) -> Law:
 
 
 def draw_same(limits: Limits) -> st.SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False)
-    return draws.placed(limits, on=on, kinds=("R", "S", "_S", "P"), reduce_ops=("sum", "max", "avg"))
+    on = draws.meshes(limits, permuted=False)
+    return draws.tensor_cases(limits, on=on, kinds=("R", "S", "_S", "P"), reduce_ops=("sum", "max", "avg"))
 
 
 @law(
@@ -128,7 +128,7 @@ def draw_same(limits: Limits) -> st.SearchStrategy[Case]:
     control="mesh=2x2 x=5x6:S(0),P(sum)",
     draw=draw_same,
     draws=60,
-    sweep=draws.out_of_order("S(0)"),
+    sweep=draws.permuted_mesh_cases("S(0)"),
     sweeps=3,
     weight=0.4,
 )
@@ -146,8 +146,8 @@ def _(x: Global):
 
 def draw_full(limits: Limits) -> st.SearchStrategy[Case]:
     ops = ("sum", "max", "avg", "min", "product")
-    on, kinds = draws.meshes(limits, tables=False), ("R", "S", "_S", "P")
-    return draws.placed(limits, on=on, kinds=kinds, reduce_ops=ops, memories=("plain", "transposed"))
+    on, kinds = draws.meshes(limits, permuted=False), ("R", "S", "_S", "P")
+    return draws.tensor_cases(limits, on=on, kinds=kinds, reduce_ops=ops, memories=("plain", "transposed"))
 
 
 @law(
@@ -156,7 +156,7 @@ def draw_full(limits: Limits) -> st.SearchStrategy[Case]:
     control="mesh=2x2 x=5x6:S(0),P(sum)",
     draw=draw_full,
     draws=150,
-    sweep=draws.out_of_order("S(0)"),
+    sweep=draws.permuted_mesh_cases("S(0)"),
     sweeps=3,
     weight=1.2,
 )
@@ -181,7 +181,7 @@ def _(x: Global, rank: Rank):
     control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(1)",
     draw=draw_moves(tables=False),
     draws=70,
-    sweep=draws.out_of_order("S(0)", to="R"),
+    sweep=draws.permuted_mesh_cases("S(0)", to="R"),
     sweeps=3,
     weight=0.8,
 )

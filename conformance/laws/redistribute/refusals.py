@@ -17,7 +17,8 @@ from shardlaw.conformance.law.due import Claimed, Global, Refused, caught
 from shardlaw.conformance.law.fields import Placements, Rank, Word
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.redistribute.placements import DOC
-from shardlaw.conformance.laws.shared.derived import OwnPlacements, Whole
+from shardlaw.conformance.laws.shared.derived import DenseX
+from shardlaw.conformance.laws.shared.tensor_fields import PlacementsOf
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import REDUCE_OPS
 from shardlaw.reference.placement import Partial as RefPartial
@@ -109,7 +110,7 @@ def is_supported(x: Global, to: RefPlacements | None, attempt: str) -> bool:
     weight=0.4,
     members=True,
 )
-def refusals(x: DTensor, attempt: Word, whole: Whole, to: Placements | None = None, mesh__b: DeviceMesh | None = None):
+def refusals(x: DTensor, attempt: Word, whole: DenseX, to: Placements | None = None, mesh__b: DeviceMesh | None = None):
     """Every rank refuses redistributions to Partial, to too few or too many placements, to a missing dim and to another
     mesh, and the mesh still works."""
     refused = caught(lambda: x.redistribute(mesh__b, INVALID_TARGETS[attempt] if to is None else to))
@@ -147,7 +148,7 @@ def sweep_mixed(limits: Limits) -> list[Case]:
     sweeps=70,
     weight=0.2,
 )
-def mixed_refusals(x: torch.Tensor, mesh: DeviceMesh, at: OwnPlacements, how: Literal["from_local", "distribute"]):
+def mixed_refusals(x: torch.Tensor, mesh: DeviceMesh, at: PlacementsOf, how: Literal["from_local", "distribute"]):
     """Two different pending reductions of one tensor, except sums with averages, are refused by ValueError."""
     with compat.CommDebugMode() as traffic:
         refused = caught(lambda: (DTensor.from_local if how == "from_local" else distribute_tensor)(x, mesh, at))

@@ -19,7 +19,7 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.redistribute.placements import DOC, draw_moves_to_values, moving_law, under_target
 from shardlaw.conformance.laws.redistribute.views import OnViewsField
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.derived import OwnPlacements
+from shardlaw.conformance.laws.shared.tensor_fields import PlacementsOf
 from shardlaw.reference import placement as ref
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.simulate import can_reduce
@@ -60,7 +60,7 @@ def draw_pending(draw: st.DrawFn, mesh: Mesh, ndim: int, op: str) -> ref.Placeme
 @st.composite
 def draw_reduce(draw: st.DrawFn, limits: Limits) -> Case:
     by_op = {op: [d for d in REDUCED if d in limits.dtypes and can_reduce(DTYPES[d], op)] for op in ref.REDUCE_OPS}
-    mesh, shape = draw(st.sampled_from(draws.meshes(limits, tables=False))), draw(shapes())
+    mesh, shape = draw(st.sampled_from(draws.meshes(limits, permuted=False))), draw(shapes())
     op = draw(st.sampled_from([op for op in ref.REDUCE_OPS if by_op[op]]))
     at, dtype = draw_pending(draw, mesh, len(shape), op), draw(st.sampled_from(by_op[op]))
     to = tuple(ref.Replicate() if isinstance(p, ref.Partial) else p for p in at)
@@ -71,7 +71,7 @@ def draw_reduce(draw: st.DrawFn, limits: Limits) -> Case:
 
 @st.composite
 def draw_scatter(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh, shape = draw(st.sampled_from(draws.meshes(limits, tables=False))), draw(shapes(min_dims=1))
+    mesh, shape = draw(st.sampled_from(draws.meshes(limits, permuted=False))), draw(shapes(min_dims=1))
     op = draw(st.sampled_from(("sum", "max", "avg", "min", "product")))
     at = draw_pending(draw, mesh, len(shape), op)
     to = tuple(ref.Shard(draw(st.integers(0, len(shape) - 1))) if isinstance(p, ref.Partial) else p for p in at)
@@ -140,7 +140,7 @@ PARTIAL_OPS = ("sum", "max", "min", "avg", "product", "bxor")
 
 @st.composite
 def draw_dtypes(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh, shape = draw(st.sampled_from(draws.meshes(limits, tables=False))), draw(shapes())
+    mesh, shape = draw(st.sampled_from(draws.meshes(limits, permuted=False))), draw(shapes())
     dtype = draw(st.sampled_from((*OPTIONAL_DTYPES[:4], *OPTIONAL_DTYPES)))
     op = draw(st.sampled_from([op for op in PARTIAL_OPS if can_reduce(DTYPES[dtype], op)]))
     at = draw(placements(mesh, len(shape), kinds=("R", "S", "P"), reduce_ops=(op,)))
@@ -172,7 +172,7 @@ def _(x: Global, to):
 
 @st.composite
 def draw_replicas(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh, shape = draw(st.sampled_from(draws.meshes(limits, least=2))), draw(shapes(min_dims=1, min_size=1))
+    mesh, shape = draw(st.sampled_from(draws.meshes(limits, min_size=2))), draw(shapes(min_dims=1, min_size=1))
     at = draw_pending(draw, mesh, len(shape), draw(st.sampled_from(("sum", "avg", "product"))))
     floats = [dtype for dtype in ("float32", "bfloat16", "float64") if dtype in limits.dtypes]
     return fields(mesh=mesh, x=TensorSpec(shape, at, draw(st.sampled_from(floats)), "unit"), seed=draw(draws.seeds()))
@@ -204,7 +204,7 @@ def _(x: Global):
 
 
 def draw_apart(limits: Limits) -> st.SearchStrategy[Case]:
-    on = draws.meshes(limits, tables=False, least=2)
+    on = draws.meshes(limits, permuted=False, min_size=2)
     options: dict[str, Any] = {"on": on, "dtypes": draws.EXACT, "memories": ("plain", "transposed")}
     moves = draw_moves_to_values(targets=("R", "S", "P"), **options)(limits)
 
@@ -261,13 +261,13 @@ def sweep_undefined(limits: Limits) -> list[Case]:
     source="torch.distributed.tensor docs, Partial: the reductions and which tensors have them",
     control="mesh=2 x=5x3:P(avg):int64:small to=R",
     sweep=sweep_undefined,
-    narrow=draws.narrowed,
+    narrow=draws.with_smaller_tensor,
     sweeps=120,
     weight=0.3,
     tier="extended",
     members=True,
 )
-def dtype_closure(x: torch.Tensor, mesh: DeviceMesh, at: OwnPlacements, to: Placements):
+def dtype_closure(x: torch.Tensor, mesh: DeviceMesh, at: PlacementsOf, to: Placements):
     """Every rank refuses averages of integers, bitwise reductions of floats, and maxima and minima of complex
     numbers."""
     pending = DTensor.from_local(x, mesh, at, run_check=False)
@@ -286,7 +286,7 @@ LAWS = (
         REDUCTIONS,
         control="mesh=2x2 x=5x6:P(max),S(0) to=R,S(0)",
         draw=draw_reduce,
-        sweep=sweep_with_values("R", draws.out_of_order("P(max)", to="R")),
+        sweep=sweep_with_values("R", draws.permuted_mesh_cases("P(max)", to="R")),
         sweeps=6,
         draws=110,
         needs=("all_reduce",),
@@ -298,7 +298,7 @@ LAWS = (
         REDUCTIONS,
         control="mesh=2x2 x=5x6:P(max),S(0) to=S(1),S(0)",
         draw=draw_scatter,
-        sweep=sweep_with_values("S(0)", draws.out_of_order("P(sum)", to="S(0)")),
+        sweep=sweep_with_values("S(0)", draws.permuted_mesh_cases("P(sum)", to="S(0)")),
         sweeps=6,
         draws=100,
         needs=("reduce_scatter",),

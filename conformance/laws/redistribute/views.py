@@ -212,7 +212,7 @@ BEFORE = {
 
 
 def draw_bystander(limits: Limits) -> st.SearchStrategy[Case]:
-    on = draws.meshes(limits, dims=(2, 3), outside=False, tables=False)
+    on = draws.meshes(limits, dims=(2, 3), submeshes=False, permuted=False)
 
     def bystanders(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         dims = ["a,b", *(["b,c", "a,c", "a,b,c"] if layout.mesh.ndim > 2 else [])]
@@ -222,7 +222,7 @@ def draw_bystander(limits: Limits) -> st.SearchStrategy[Case]:
             "before": draw(st.sampled_from(["none", *BEFORE])),
         }
 
-    return draws.moved(limits, on=on, targets=("R", "S", "_S"), extra=bystanders)
+    return draws.redistribution_cases(limits, on=on, targets=("R", "S", "_S"), extra=bystanders)
 
 
 # gathers and reductions along two mesh dims that are flattened
@@ -242,7 +242,7 @@ MOVES = (*(f"{shape}:{move}" for shape in ("4x4", "5x3") for move in FLATTENED),
     draws=84,
     sweep=texts(*(f"mesh=2x2 x={move} flatten=a,b before=none" for move in MOVES)),
     sweeps=12,
-    narrow=draws.narrowed,
+    narrow=draws.with_smaller_tensor,
     needs=("subgroups",),
     weight=2.0,
 )
@@ -301,7 +301,7 @@ def draw_cast(draw: st.DrawFn, limits: Limits) -> Case:
     source=f"{DOC} (forward_dtype)",
     control="mesh=2 x=5x6:S(0) to=R dtype=float64",
     draw=draw_cast,
-    sweep=draws.out_of_order("S(0)", to="R", dtype="float64"),
+    sweep=draws.permuted_mesh_cases("S(0)", to="R", dtype="float64"),
     sweeps=3,
     draws=28,
     weight=0.4,

@@ -21,7 +21,7 @@ from shardlaw.conformance.law.due import Alike, Claimed, Global, Of
 from shardlaw.conformance.law.fields import Seed, TensorField, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.tensor_fields import Held, PlacedAs, ShapeOf, StrideOf
+from shardlaw.conformance.laws.shared.tensor_fields import LocalShard, PlacementsOf, ShapeOf, StrideOf
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Replicate
 from shardlaw.reference.tensors import TensorSpec, dense
@@ -75,7 +75,7 @@ class ProbabilitiesField(TensorField):
 
 def meshes(limits: Limits) -> list[Mesh]:
     """Meshes over the whole world."""
-    return draws.meshes(limits, outside=False, tables=False, least=2)
+    return draws.meshes(limits, submeshes=False, permuted=False, min_size=2)
 
 
 def features_random(case: Case) -> set[str]:
@@ -189,7 +189,7 @@ def draw_dropout(limits: Limits) -> SearchStrategy[Case]:
         spec = case.tensor("x")
         return case.with_fields(x=TensorSpec(spec.shape, spec.placements, "float32", "positive"))
 
-    return draws.placed(limits, on=meshes(limits), kinds=("R", "S", "_S"), min_dims=1).map(positive)
+    return draws.tensor_cases(limits, on=meshes(limits), kinds=("R", "S", "_S"), min_dims=1).map(positive)
 
 
 @law(
@@ -202,7 +202,9 @@ def draw_dropout(limits: Limits) -> SearchStrategy[Case]:
     refusal="allowed",
     weight=0.2,
 )
-def dropout(local: Held, mesh: DeviceMesh, placements: PlacedAs, shape: ShapeOf, stride: StrideOf, seed: Seed):
+def dropout(
+    local: LocalShard, mesh: DeviceMesh, placements: PlacementsOf, shape: ShapeOf, stride: StrideOf, seed: Seed
+):
     """Dropout drops or scales each element, keeps the layout, and passes the gradient of kept elements."""
     local.requires_grad_()
     x = DTensor.from_local(local, mesh, placements, shape=shape, stride=stride)
@@ -240,7 +242,7 @@ def repeated_shards(full: torch.Tensor, mesh: DeviceMesh, placements: Any) -> li
     source=f"{DOC}, docstrings of is_rng_supported_mesh and OffsetBasedRNGTracker",
     control="mesh=2 x=8x3:S(0)",
     features=features_random,
-    draw=lambda limits: draws.placed(limits, on=meshes(limits), kinds=("R", "S"), min_dims=1),
+    draw=lambda limits: draws.tensor_cases(limits, on=meshes(limits), kinds=("R", "S"), min_dims=1),
     draws=12,
     needs=("all_gather",),
     weight=0.1,

@@ -23,7 +23,7 @@ from shardlaw.conformance.law.fields import Device, MeshTable, Seed, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.rng.random_ops import DOC, meshes
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.tensor_fields import DtypeOf, GlobalOf, PlacedAs, ShapeOf, StrideOf
+from shardlaw.conformance.laws.shared.tensor_fields import DtypeOf, GlobalOf, PlacementsOf, ShapeOf, StrideOf
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Coord
 from shardlaw.reference.placement import shard_dim
@@ -33,7 +33,7 @@ from shardlaw.strategies.placements import placements
 
 
 def draw_seed(limits: Limits) -> SearchStrategy[Case]:
-    mesh_list = draws.meshes(limits, tables=False)
+    mesh_list = draws.meshes(limits, permuted=False)
     return st.builds(lambda mesh, to: fields(mesh=mesh, to=to), st.sampled_from(mesh_list), st.integers(2, 60))
 
 
@@ -170,11 +170,15 @@ def same_shard(layout: Layout, one: Coord, other: Coord) -> bool:
     # seldom drawn: shards of one or two elements, and a dim that two mesh dims shard
     sweep=texts("mesh=3 x=5:S(0)", "mesh=4 x=2x4:S(1)", "mesh=2x2 x=8x3:S(0),S(0)", "mesh=2x2 x=3x8:S(1),S(1)"),
     sweeps=4,
-    draw=lambda limits: draws.placed(limits, on=draws.meshes(limits, outside=False), kinds=("R", "S"), min_dims=1),
+    draw=lambda limits: draws.tensor_cases(
+        limits, on=draws.meshes(limits, submeshes=False), kinds=("R", "S"), min_dims=1
+    ),
     draws=40,
     weight=0.2,
 )
-def offsets(mesh: MeshTable, placements: PlacedAs, shape: ShapeOf, stride: StrideOf, dtype: DtypeOf, device: Device):
+def offsets(
+    mesh: MeshTable, placements: PlacementsOf, shape: ShapeOf, stride: StrideOf, dtype: DtypeOf, device: Device
+):
     """Different shards start at different offsets of the generator, in the order of their offsets in the tensor;
     replicas start at the same, and all ranks end at the same."""
     table, starts, states = torch.tensor(mesh), {}, {}

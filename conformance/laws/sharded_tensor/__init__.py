@@ -1,1 +1,1 @@
-"""Sharded tensors by chunks and by enumerated boxes: made, moved, gathered, saved and loaded."""
+"""Laws of ShardedTensor with chunk and enumerable specs: creating, resharding, gathering, saving and loading it."""

@@ -1,9 +1,8 @@
-"""The law on sharded tensors in checkpoints: saved as one kind of tensor by some ranks, loaded as any other kind by
-others.
+"""The law of sharded tensors in checkpoints: saved as one kind of tensor, loaded as any other, by different ranks.
 
-How a tensor is held at an end, in the fields ``save`` and ``load``: ``-`` plain on every rank; a sharding spec in the
-notation of
-:mod:`shardlaw.reference.sharded_tensor`; or placements and the mesh that they are for, such as ``S(0),R@2x2``.
+The fields ``save`` and ``load`` say how the tensor is sharded at that end: ``-`` for a plain tensor on every rank; a
+sharding spec in the notation of :mod:`shardlaw.reference.sharded_tensor`; or placements and their mesh, such as
+``S(0),R@2x2``.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from shardlaw.conformance.law.fields import Field, Folder, Rank, ScriptArgument
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint.calls import convert_failures
 from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
-from shardlaw.conformance.laws.plan.torch_plans import cut
+from shardlaw.conformance.laws.plan.torch_plans import box_slices
+from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe_if_sharded, from_boxes
 from shardlaw.conformance.laws.sharded_tensor.draws import dtypes, sharded_law
 from shardlaw.conformance.laws.sharded_tensor.fields import (
+    EqualsField,
+    FullTensor,
     Group,
-    SaysField,
-    Whole,
-    due_of,
+    due_description,
     features_of_spec,
 )
-from shardlaw.conformance.laws.sharded_tensor.shards import as_told, in_boxes
 from shardlaw.conformance.laws.shared.box_fields import boxes_values
 from shardlaw.reference.checkpoint.load_plan import read_items
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import Shape
-from shardlaw.reference.placement import parse_placements
+from shardlaw.reference.placement import format_placements, parse_placements
 from shardlaw.reference.sharded_tensor import ChunkSpec, Spec, parse_spec, shards_of
 from shardlaw.reference.shards import Shards
 from shardlaw.reference.tensors import TensorSpec
@@ -59,8 +58,8 @@ NAME = "inner.t"
 
 
 @dataclass(frozen=True)
-class Held:
-    """How a tensor is held at one end: by a spec, under a layout, or plain on each of ``ranks``."""
+class Sharding:
+    """How a tensor is sharded at one end: by a spec, by a layout, or not at all (plain on each of ``ranks``)."""
 
     shards: Shards
     ranks: tuple[int, ...]
@@ -68,56 +67,56 @@ class Held:
     layout: Layout | None = None
 
 
-def held(case: Case, end: str) -> Held:
-    """How the case holds its tensor at ``save`` or ``load``."""
+def sharding_at(case: Case, end: str) -> Sharding:
+    """The sharding of the tensor of a case at an end, ``save`` or ``load``."""
     shape, text = case.tensor("x").shape, case.get(end)
-    world = worlds(case)[end == "load"]
+    world = world_sizes(case)[end == "load"]
     group = case.get("group" if end == "save" else "group.load", "")
     ranks = tuple(map(int, group.split(","))) if group else tuple(range(world))
     if text == "-":
-        return Held(Shards.whole(shape, ranks), ranks)
+        return Sharding(Shards.whole(shape, ranks), ranks)
     if text[0] in "SR_":
-        placed, _, mesh = text.partition("@")
-        layout = Layout(shape, Mesh.parse(mesh), parse_placements(placed))
-        return Held(Shards.of_layout(layout), ranks, layout=layout)
+        placement_text, _, mesh = text.partition("@")
+        layout = Layout(shape, Mesh.parse(mesh), parse_placements(placement_text))
+        return Sharding(Shards.of_layout(layout), ranks, layout=layout)
     spec = parse_spec(text, shape)
-    return Held(shards_of(spec, shape), ranks, spec=spec)
+    return Sharding(shards_of(spec, shape), ranks, spec=spec)
 
 
-def worlds(case: Case) -> tuple[int, ...]:
-    """How many ranks save, and how many load."""
+def world_sizes(case: Case) -> tuple[int, ...]:
+    """The number of ranks that save, and the number that load."""
     return case.integer("world.save", case.world), case.integer("world.load", case.world)
 
 
-def in_worlds(saving: int, loading: int) -> dict[str, int]:
-    """The fields of a case that is saved by so many ranks and loaded by so many."""
-    worlds = {"world__save": saving, "world__load": loading} if saving != loading else {}
-    return {"world": max(saving, loading), **worlds}
+def world_fields(save_ranks: int, load_ranks: int) -> dict[str, int]:
+    """The fields of a case that say how many ranks save and how many load."""
+    sizes = {"world__save": save_ranks, "world__load": load_ranks} if save_ranks != load_ranks else {}
+    return {"world": max(save_ranks, load_ranks), **sizes}
 
 
 # The fields
 
 
 class EndField(Field):
-    """How the tensor is held at an end: this rank's boxes, or the mesh, the placements and the box of a DTensor;
-    nothing of a plain one."""
+    """The sharding of the tensor at an end. The act gets a dict of this rank's ``boxes``, and of the ``mesh`` and
+    ``placements`` of a DTensor; the dict is empty for a plain tensor."""
 
     takes = "- for a plain tensor, a sharding spec, or placements and their mesh such as S(0),R@2x2"
 
     def fields(self, name: str) -> tuple[str, ...]:
         return name, "x", "group", "group.load", "world.save", "world.load"
 
-    def read(self, case: Case, name: str) -> Held:
-        return held(case, name)
+    def read(self, case: Case, name: str) -> Sharding:
+        return sharding_at(case, name)
 
-    def build(self, value: Held, here: RankContext) -> dict[str, Any]:
+    def build(self, value: Sharding, here: RankContext) -> dict[str, Any]:
         boxes = boxes_values(value.shards.boxes_of(here.rank))
         if value.layout is None:
             return {} if value.spec is None else {"boxes": boxes}
-        mesh, places = here.mesh(value.layout.mesh), here.placements(value.layout.placements)
-        return {"mesh": mesh, "placements": places, "boxes": boxes}
+        mesh, placements = here.mesh(value.layout.mesh), here.placements(value.layout.placements)
+        return {"mesh": mesh, "placements": placements, "boxes": boxes}
 
-    def to_script(self, value: Held, name: str, world: int) -> ScriptArgument:
+    def to_script(self, value: Sharding, name: str, world: int) -> ScriptArgument:
         if value.layout is None and value.spec is None:
             return ScriptArgument("{}")
         by_rank = {rank: boxes_values(value.shards.boxes_of(rank)) for rank in range(world)}
@@ -125,16 +124,16 @@ class EndField(Field):
         boxes = f'"boxes": {name.upper()}_BOXES[rank]'
         if value.layout is None:
             return ScriptArgument(f"{{{boxes}}}", tuple(table))
-        places = literal.placements_literal(value.layout.placements)
+        placements = literal.placements_literal(value.layout.placements)
         return ScriptArgument(
-            f'{{"mesh": mesh, "placements": {places}, {boxes}}}',
+            f'{{"mesh": mesh, "placements": {placements}, {boxes}}}',
             tuple(table),
             (f"mesh = {literal.mesh_literal(value.layout.mesh)}",),
         )
 
 
 End = Annotated[dict[str, Any], EndField()]
-Hooked = Annotated[bool, SaysField("hook", "yes")]
+Hooked = Annotated[bool, EqualsField("hook", "yes")]
 
 
 # The cases
@@ -142,7 +141,7 @@ Hooked = Annotated[bool, SaysField("hook", "yes")]
 
 def trip_features(case: Case) -> set[str]:
     found = set()
-    saved, loaded = held(case, "save"), held(case, "load")
+    saved, loaded = sharding_at(case, "save"), sharding_at(case, "load")
     kinds = []
     for at, end in enumerate((saved, loaded)):
         if end.spec is not None:
@@ -156,21 +155,20 @@ def trip_features(case: Case) -> set[str]:
         found.add("kinds-crossed")
     if "plain" in kinds:
         found.add("plain-tensor")
-    if len({*worlds(case)}) > 1:
+    if len({*world_sizes(case)}) > 1:
         found.add("reworld")
     if case.get("save") != case.get("load"):
         found.add("reshard")
     return found | ({"hook"} if "hook" in case else set())
 
 
-def ends(shape: Shape, ranks: Sequence[int], *, mesh: Mesh | None = None) -> SearchStrategy[str]:
-    """How a shape is held by these ranks: under a layout of ``mesh``, which names the same ranks, or of a line of
-    them."""
-    on = mesh or Mesh((len(ranks),), tuple(ranks))
-    layouts = placements(on, len(shape), kinds=("R", "S") if shape else ("R",))
+def sharding_texts(shape: Shape, ranks: Sequence[int], *, mesh: Mesh | None = None) -> SearchStrategy[str]:
+    """Shardings of a shape on these ranks, as texts; layouts are of ``mesh``, by default a 1-D mesh of the ranks."""
+    layout_mesh = mesh or Mesh((len(ranks),), tuple(ranks))
+    layout_placements = placements(layout_mesh, len(shape), kinds=("R", "S") if shape else ("R",))
     kinds: list[SearchStrategy[str]] = [
         enumerable_specs(shape, ranks).map(str),
-        layouts.map(lambda placed: f"{','.join(map(str, placed))}@{on}"),
+        layout_placements.map(lambda chosen: f"{format_placements(chosen)}@{layout_mesh}"),
         *[chunk_specs(shape, ranks).map(str)] * 2,
         st.just("-"),
     ]
@@ -182,27 +180,27 @@ def draw_trips(limits: Limits) -> SearchStrategy[Case]:
 
     @st.composite
     def end(draw: st.DrawFn, shape: Shape, in_group: bool) -> tuple[str, int, str | None]:
-        """How one end holds a tensor, the size of its world, and its group."""
+        """The sharding at one end, the number of its ranks, and its group."""
         if in_group:
             ranks: tuple[int, ...] = draw(st.sampled_from(((1, 2), (0, 2), (0, 1))))
-            return draw(ends(shape, ranks)), 3, ",".join(map(str, ranks))
+            return draw(sharding_texts(shape, ranks)), 3, ",".join(map(str, ranks))
         count = draw(st.sampled_from(sizes))
         mesh = draw(exact_meshes(count))
         ascends = mesh.ranks == tuple(range(count))
-        return draw(ends(shape, tuple(range(count)), mesh=mesh if ascends else None)), count, None
+        return draw(sharding_texts(shape, tuple(range(count)), mesh=mesh if ascends else None)), count, None
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        groups = draw(st.integers(0, 7)) == 7 and limits.world_size >= 3
+        in_groups = draw(st.integers(0, 7)) == 7 and limits.world_size >= 3
         shape = draw(shapes(min_dims=1))
-        load, world_load, group_load = draw(end(shape, groups))
-        save, world_save, group = draw(end(shape, groups))
-        drawn: dict[str, Any] = {**in_worlds(world_save, world_load)}
-        drawn |= {"group": group, "group__load": group_load, "x": TensorSpec(shape, None, draw(dtypes(limits)))}
-        drawn |= {"save": save, "load": load, "threads": draw(st.sampled_from((None, None, 2, 4)))}
+        load, world_load, group_load = draw(end(shape, in_groups))
+        save, world_save, group = draw(end(shape, in_groups))
+        case_fields: dict[str, Any] = {**world_fields(world_save, world_load)}
+        case_fields |= {"group": group, "group__load": group_load, "x": TensorSpec(shape, None, draw(dtypes(limits)))}
+        case_fields |= {"save": save, "load": load, "threads": draw(st.sampled_from((None, None, 2, 4)))}
         if save[0] in "c0123456789" and load[0] in "c0123456789" and draw(st.integers(0, 2)) == 2:
-            drawn["hook"] = "yes"
-        return fields(**drawn, seed=draw(st.integers(0, 9)) or None)
+            case_fields["hook"] = "yes"
+        return fields(**case_fields, seed=draw(st.integers(0, 9)) or None)
 
     return case()
 
@@ -225,7 +223,7 @@ TRIPS = (
     "world=3 x=4x3 save=chunk(0)@0,1,2 load=chunk(0)@2,0,1",
     "world=2 x=1x2x2 save=S(0)@2 load=-",
     "world=2 x=0 save=chunk(0)@0,1 load=R@2",
-    # more shards on a rank than on those before it
+    # more shards on a rank than on the ranks before it
     "world=2 x=7x2 save=0:1,0:2@0;1:3,0:2@1;3:5,0:2@1;5:7,0:2@1 load=-",
     "world=3 x=6:-:int64 save=0:1@0;1:2@1;2:3@1;3:4@2;4:5@2;5:6@2 load=5:6@0;0:1@1;1:2@1;2:3@2;3:4@2;4:5@2",
 )
@@ -243,33 +241,33 @@ TRIPS = (
     draw=draw_trips,
     draws=30,
     needs=("checkpoint", "object_collectives"),
-    stages=worlds,
-    members=lambda case, stage: held(case, ("save", "load")[stage]).ranks,
+    stages=world_sizes,
+    members=lambda case, stage: sharding_at(case, ("save", "load")[stage]).ranks,
     weight=2.0,
     features=trip_features,
 )
-def trip(x: Whole, save: End, hook: Hooked, rank: Rank, folder: Folder, writer: Writer, group: Group = None):
-    """Plain, by chunks, by boxes or as a DTensor: what one saves another loads, bit for bit, each rank reading its
-    part once."""
-    tensor = put(x, save, rank, group)
-    state = {**(module_of(tensor).state_dict() if hook else {NAME: tensor}), **VALUES}
+def trip(x: FullTensor, save: End, hook: Hooked, rank: Rank, folder: Folder, writer: Writer, group: Group = None):
+    """A plain tensor, DTensor or ShardedTensor can be loaded as any other of these, bit for bit, and each rank reads
+    its elements once."""
+    tensor = sharded_as(x, save, rank, group)
+    state = {**(module_with_hook(tensor).state_dict() if hook else {NAME: tensor}), **VALUES}
     with convert_failures():
         dcp.save(state, storage_writer=writer(folder), process_group=group)
-    return {"names": [*state], "source": as_told(tensor)}
+    return {"names": [*state], "source": describe_if_sharded(tensor)}
 
 
-def put(x: torch.Tensor, end: Any, rank: int, group: Any) -> Any:
-    """A tensor as this rank holds it."""
+def sharded_as(x: torch.Tensor, end: Any, rank: int, group: Any) -> Any:
+    """The tensor with the sharding of an end."""
     if "mesh" in end:
-        local = [x[cut(*box)].contiguous() for box in end["boxes"]] or [x.new_empty((0,) * x.ndim)]
+        local = [x[box_slices(*box)].contiguous() for box in end["boxes"]] or [x.new_empty((0,) * x.ndim)]
         return DTensor.from_local(
             local[0], end["mesh"], end["placements"], run_check=False, shape=x.shape, stride=x.stride()
         )
-    return in_boxes(x, end["boxes"], rank, group) if end else x.clone()
+    return from_boxes(x, end["boxes"], rank, group) if end else x.clone()
 
 
-def module_of(tensor: Any) -> Any:
-    """A module that hands a sharded tensor out through its hook."""
+def module_with_hook(tensor: Any) -> Any:
+    """A module whose state dict hook adds the sharded tensor to its state dict."""
     model = torch.nn.Module()
     model.inner = torch.nn.Module()
     model.inner.t = tensor
@@ -277,44 +275,48 @@ def module_of(tensor: Any) -> Any:
     return model
 
 
-def due_at(end: Held, full: torch.Tensor, rank: int) -> Any:
-    """What a rank must hold at an end."""
+def due_tensor(end: Sharding, full: torch.Tensor, rank: int) -> Any:
+    """The due tensor of a rank with the sharding of an end."""
     if end.spec is not None:
-        return due_of(full, end.shards, rank)
+        return due_description(full, end.shards, rank)
     return full if end.layout is None else Global(full, end.layout)
 
 
 @trip.due
 def _(x, save, rank):
-    return {"names": Of([NAME, *VALUES]), "source": due_at(save, x, rank)}
+    return {"names": Of([NAME, *VALUES]), "source": due_tensor(save, x, rank)}
 
 
-class Reads(DefaultLoadPlanner):
-    """Notes of what this rank is to read, where it begins in the saved box and how long it is."""
+class RecordingPlanner(DefaultLoadPlanner):
+    """Records the read items of the tensor: the offset of the chunk, the offset within it, and the size."""
 
     def finish_plan(self, new_plan: Any) -> Any:
         plan = super().finish_plan(new_plan)
         items = [item for item in plan.items if item.dest_index.fqn == NAME and item.storage_index.offset is not None]
-        found = [(item.storage_index.offset, item.storage_offsets, item.lengths) for item in items]
-        self.found = sorted(read for read in found if 0 not in read[2])
+        reads = [(item.storage_index.offset, item.storage_offsets, item.lengths) for item in items]
+        self.reads = sorted(read for read in reads if 0 not in read[2])
         return plan
 
 
 @trip.then
-def _(x: Whole, load: End, hook: Hooked, rank: Rank, folder: Folder, reader: Reader, group__load: Group = None):
-    tensor = put((x == 0).to(x.dtype), load, rank, group__load)
-    model = module_of(tensor)
+def _(x: FullTensor, load: End, hook: Hooked, rank: Rank, folder: Folder, reader: Reader, group__load: Group = None):
+    tensor = sharded_as((x == 0).to(x.dtype), load, rank, group__load)
+    model = module_with_hook(tensor)
     state = {**(model.state_dict() if hook else {NAME: tensor}), **OTHER_VALUES}
-    planner = Reads()
+    planner = RecordingPlanner()
     with convert_failures():
         dcp.load(state, storage_reader=reader(folder), planner=planner, process_group=group__load)
     values = {name: state[name] for name in VALUES}
-    return {"loaded": as_told(model.inner.t if hook else state[NAME]), "values": values, "reads": planner.found}
+    return {
+        "loaded": describe_if_sharded(model.inner.t if hook else state[NAME]),
+        "values": values,
+        "reads": planner.reads,
+    }
 
 
 @trip.due
-def _(x, load, rank, save: Annotated[Held, EndField()]):
+def _(x, load, rank, save: Annotated[Sharding, EndField()]):
     boxes = save.shards.without_empty().boxes
     items = read_items(boxes, load.shards.without_empty().boxes_of(rank))
     reads = sorted((boxes[item.chunk].offset, item.chunk_offset, item.lengths) for item in items)
-    return {"loaded": due_at(load, x, rank), "values": VALUES, "reads": Of(reads)}
+    return {"loaded": due_tensor(load, x, rank), "values": VALUES, "reads": Of(reads)}

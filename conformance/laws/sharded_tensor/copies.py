@@ -1,5 +1,5 @@
-"""Laws on what is made of a sharded tensor: with another dtype, a copy, one that was pickled; and on ops that users
-register for them."""
+"""Laws of casts, copies and pickles of a sharded tensor, of global sizes inferred from shards, and of ops that users
+register for sharded tensors."""
 
 from __future__ import annotations
 
@@ -19,90 +19,88 @@ from shardlaw.conformance.law.choices import ChoiceField
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Device, Rank, WorldSize
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.plan.torch_plans import cut
-from shardlaw.conformance.laws.sharded_tensor.draws import DTYPES, FLOATS, dtypes, sharded_law, shared
+from shardlaw.conformance.laws.plan.torch_plans import box_slices
+from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe, from_boxes, outcome, spec_boxes
+from shardlaw.conformance.laws.sharded_tensor.draws import DTYPES, FLOATS, acting_ranks, dtypes, sharded_law
 from shardlaw.conformance.laws.sharded_tensor.fields import (
     SOURCE,
-    BoxesSpec,
+    EnumeratedSpec,
+    EqualsField,
+    FullTensor,
     Group,
     OwnBoxes,
-    SaysField,
     ShardingSpec,
     Size,
-    Whole,
-    described,
-    due_of,
+    due_boxes,
+    due_description,
 )
-from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes, outcome, respelled, told
-from shardlaw.reference.shards import shards_along as in_runs
+from shardlaw.reference.shards import shards_along
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
 from shardlaw.strategies.shard_specs import chunk_specs, specs
 
 
-def unpickled(data: bytes, group: Any) -> Any:
+def unpickle(data: bytes, group: Any) -> Any:
     with compat.load_with_process_group(group):
         return pickle.loads(data)
 
 
-def overwritten(t: Any) -> Any:
-    """A copy of a sharded tensor whose elements were zero, until those of ``t`` were copied into it."""
-    other = t.clone()
-    for shard in other.local_shards():
+def copy_into_zeros(t: Any) -> Any:
+    """A clone of ``t`` that is filled with zeros, and then with ``t`` by ``copy_``."""
+    target = t.clone()
+    for shard in target.local_shards():
         shard.tensor.zero_()
-    return other.copy_(t)
+    return target.copy_(t)
 
 
-def restated(t: Any, group: Any) -> Any:
-    return compat.init_from_local_shards_and_metadata(t.local_shards(), t.metadata(), process_group=group)
-
-
-CONVERTS = {
+CASTS = {
     "dtype": lambda t, dtype, device, group: t.to(dtype),
     "named": lambda t, dtype, device, group: t.to(dtype=dtype),
     "pair": lambda t, dtype, device, group: t.to(device, dtype),
     "like": lambda t, dtype, device, group: t.to(torch.zeros(1, dtype=dtype, device=device)),
     "type-as": lambda t, dtype, device, group: t.type_as(torch.zeros(1, dtype=dtype, device=device)),
 }
-ITSELF = {
+IDENTITIES = {
     "same-dtype": lambda t, dtype, device, group: t.to(t.dtype),
     "device": lambda t, dtype, device, group: t.to(device),
     "device-text": lambda t, dtype, device, group: t.to(str(device)),
     "to-cpu": lambda t, dtype, device, group: t.cpu(),
 }
-APART = {
+COPIES = {
     "copy": lambda t, dtype, device, group: t.to(dtype=t.dtype, copy=True),
     "clone": lambda t, dtype, device, group: t.clone(),
     "deepcopy": lambda t, dtype, device, group: copy.deepcopy(t),
-    "pickle": lambda t, dtype, device, group: unpickled(pickle.dumps(t), group),
-    "overwritten": lambda t, dtype, device, group: overwritten(t),
+    "pickle": lambda t, dtype, device, group: unpickle(pickle.dumps(t), group),
+    "overwritten": lambda t, dtype, device, group: copy_into_zeros(t),
 }
-SHARING = {
+ALIASES = {
     "detach": lambda t, dtype, device, group: t.requires_grad_().detach(),
-    "stated": lambda t, dtype, device, group: restated(t, group),
+    "stated": lambda t, dtype, device, group: compat.init_from_local_shards_and_metadata(
+        t.local_shards(), t.metadata(), process_group=group
+    ),
 }
-WAYS = {**CONVERTS, **ITSELF, **APART, **SHARING}
+CALLS = {**CASTS, **IDENTITIES, **COPIES, **ALIASES}
 
 
 def draw_copied(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        how = draw(st.sampled_from(sorted(WAYS)))
-        world, ranks, more = draw(shared(limits))
+        how = draw(st.sampled_from(sorted(CALLS)))
+        world, ranks, group_field = draw(acting_ranks(limits))
         shape = draw(shapes(min_dims=1))
         spec = draw(specs(shape, ranks))
         x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if how == "detach" else DTYPES)))
-        to = draw(dtypes(limits)) if how in CONVERTS else None
-        return fields(world=world, **more, x=x, spec=spec, how=how, to=to, seed=draw(st.integers(0, 9)) or None)
+        to = draw(dtypes(limits)) if how in CASTS else None
+        return fields(world=world, **group_field, x=x, spec=spec, how=how, to=to, seed=draw(st.integers(0, 9)) or None)
 
     return case()
 
 
-EACH_WAY = [f"world=2 x=5x3 spec=chunk(0)@0,1 how={how}{' to=float64' if how in CONVERTS else ''}" for how in WAYS]
-WITHIN = [f"world=3 x=5x3 spec=chunk(0)@1,2 group=1,2 how={how}" for how in ("dtype to=float64", "pickle", "clone")]
-# ranks that have the same numbers within their group and without; several shards on a rank
-WITHIN += ["world=3 x=5x3 spec=chunk(0)@0,1 group=0,1 how=pickle"]
-WITHIN += [f"world=2 x=5x3 spec=0:2,0:3@0;2:4,0:3@1;4:5,0:3@0 how={how}" for how in ("overwritten", "clone")]
+EACH_CALL = [f"world=2 x=5x3 spec=chunk(0)@0,1 how={how}{' to=float64' if how in CASTS else ''}" for how in CALLS]
+MORE_CASES = [f"world=3 x=5x3 spec=chunk(0)@1,2 group=1,2 how={how}" for how in ("dtype to=float64", "pickle", "clone")]
+# ranks that are the same in the group and in the world; several shards on a rank
+MORE_CASES += ["world=3 x=5x3 spec=chunk(0)@0,1 group=0,1 how=pickle"]
+MORE_CASES += [f"world=2 x=5x3 spec=0:2,0:3@0;2:4,0:3@1;4:5,0:3@0 how={how}" for how in ("overwritten", "clone")]
 
 
 @sharded_law(
@@ -112,74 +110,75 @@ WITHIN += [f"world=2 x=5x3 spec=0:2,0:3@0;2:4,0:3@1;4:5,0:3@0 how={how}" for how
         "be done"
     ),
     control="world=2 x=4x3 spec=chunk(0)@0,1 how=dtype to=float64",
-    sweep=texts(*EACH_WAY, *WITHIN),
-    sweeps=len(WAYS) + len(WITHIN),
+    sweep=texts(*EACH_CALL, *MORE_CASES),
+    sweeps=len(CALLS) + len(MORE_CASES),
     draw=draw_copied,
     draws=20,
 )
 def copied(
-    x: Whole,
+    x: FullTensor,
     boxes: OwnBoxes,
-    how: Annotated[Any, ChoiceField(WAYS)],
-    pickles: Annotated[bool, SaysField("how", "pickle")],
+    how: Annotated[Any, ChoiceField(CALLS)],
+    pickles: Annotated[bool, EqualsField("how", "pickle")],
     rank: Rank,
     device: Device,
     to: torch.dtype | None = None,
     group: Group = None,
 ):
-    """A sharded tensor of another dtype, copied, pickled or detached has its boxes and elements; without need it stays
-    itself."""
-    sharded = in_boxes(x, boxes, rank, group)
-    made = how(sharded, to or x.dtype, device, group)
-    own, shards = ([shard.tensor for shard in one.local_shards()] for one in (sharded, made))
+    """A cast, copy, pickle or detached view of a sharded tensor has the same boxes and elements; a cast that changes
+    nothing returns the tensor itself."""
+    sharded = from_boxes(x, boxes, rank, group)
+    result = how(sharded, to or x.dtype, device, group)
+    source_shards, shards = ([shard.tensor for shard in one.local_shards()] for one in (sharded, result))
     gradients = [
-        made.requires_grad,
-        made.metadata().tensor_properties.requires_grad,
+        result.requires_grad,
+        result.metadata().tensor_properties.requires_grad,
         *(shard.requires_grad for shard in shards),
     ]
     return {
-        **told(made),
-        "spec": respelled(made),
+        **describe(result),
+        "spec": spec_boxes(result),
         "asks for a gradient": any(gradients),
-        "itself": made is sharded or any(shard.device != device for shard in shards),
-        "shares memory": any(one.data_ptr() == other.data_ptr() for one in own for other in shards if other.numel()),
-        "kept": told(sharded),
-        **(pickled_elsewhere(sharded, group) if pickles else {}),
+        "itself": result is sharded or any(shard.device != device for shard in shards),
+        "shares memory": any(
+            one.data_ptr() == other.data_ptr() for one in source_shards for other in shards if other.numel()
+        ),
+        "kept": describe(sharded),
+        **(unpickle_elsewhere(sharded, group) if pickles else {}),
     }
 
 
-def pickled_elsewhere(sharded: Any, group: Any) -> dict[str, Any]:
-    """What comes of it to read what another rank has pickled, and to read what was pickled in a group without the
-    group."""
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, pickle.dumps(sharded), group=group)
-    at = dist.get_rank(group)
+def unpickle_elsewhere(sharded: Any, group: Any) -> dict[str, Any]:
+    """The outcomes of unpickling on another rank than the one that pickled, and without the group of the tensor."""
+    pickles: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(pickles, pickle.dumps(sharded), group=group)
+    position = dist.get_rank(group)
     return {
-        "of another rank": outcome(unpickled, found[(at + 1) % len(found)], group),
-        "of a group": outcome(pickle.loads, found[at]),
+        "of another rank": outcome(unpickle, pickles[(position + 1) % len(pickles)], group),
+        "of a group": outcome(pickle.loads, pickles[position]),
     }
 
 
 @copied.due
 def _(x, boxes, how, pickles, rank, to, group, world: WorldSize):
     full = x.to(to or x.dtype)
-    apart = how in APART or full.dtype != x.dtype
+    is_copy = how in COPIES or full.dtype != x.dtype
     elsewhere = {
         "of another rank": Refused() if (world if group is None else len(group)) > 1 else ...,
         "of a group": ... if group is None else Refused(),
     }
     return {
-        **due_of(full, boxes, rank),
-        "spec": Of(described(boxes)),
+        **due_description(full, boxes, rank),
+        "spec": Of(due_boxes(boxes)),
         "asks for a gradient": Of(False),
-        "itself": Of(True) if how in ITSELF else ...,
-        "shares memory": False if apart else ...,
-        "kept": due_of(x, boxes, rank),
+        "itself": Of(True) if how in IDENTITIES else ...,
+        "shares memory": False if is_copy else ...,
+        "kept": due_description(x, boxes, rank),
         **(elsewhere if pickles else {}),
     }
 
 
-# Put together
+# Inferred sizes
 
 
 def draw_inferred(limits: Limits) -> SearchStrategy[Case]:
@@ -188,7 +187,7 @@ def draw_inferred(limits: Limits) -> SearchStrategy[Case]:
         world = draw(st.sampled_from([size for size in (2, 3, 4) if size <= limits.world_size]))
         counts = [draw(st.integers(1, 4)) for _ in range(world)]
         shape = (sum(counts), *draw(shapes(max_dims=2)))
-        spec = in_runs(shape, 0, zip(counts, range(world), strict=True))
+        spec = shards_along(shape, 0, zip(counts, range(world), strict=True))
         x = TensorSpec(shape, None, draw(dtypes(limits)))
         return fields(world=world, x=x, spec=str(spec), seed=draw(st.integers(0, 9)) or None)
 
@@ -203,100 +202,106 @@ def draw_inferred(limits: Limits) -> SearchStrategy[Case]:
     draws=8,
     smallest=2,
 )
-def inferred(x: Whole, boxes: OwnBoxes, rank: Rank):
-    """Rows of which every rank knows its own alone are one sharded tensor, as long as all of them together."""
-    own = compat.ShardOfTensor.from_tensor_and_offsets(x[cut(*boxes[0])].contiguous(), [0] * x.ndim, rank)
-    return told(compat.init_from_local_shards([own], None, *x.shape[1:]))
+def inferred(x: FullTensor, boxes: OwnBoxes, rank: Rank):
+    """A sharded tensor can be created from the rows of each rank without a global size, which is the sum of theirs."""
+    rows = compat.ShardOfTensor.from_tensor_and_offsets(x[box_slices(*boxes[0])].contiguous(), [0] * x.ndim, rank)
+    return describe(compat.init_from_local_shards([rows], None, *x.shape[1:]))
 
 
 @inferred.due
 def _(x, boxes, rank):
-    return due_of(x, boxes, rank)
+    return due_description(x, boxes, rank)
 
 
-# Ops of users
+# User-defined ops
 
 
 def draw_custom(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        world, ranks, more = draw(shared(limits))
+        world, ranks, group_field = draw(acting_ranks(limits))
         shape = draw(shapes(min_dims=1, min_size=1))
         spec = draw(chunk_specs(shape, ranks))
         return fields(
-            world=world, **more, x=TensorSpec(shape), spec=spec, by=draw(st.sampled_from(("function", "spec")))
+            world=world, **group_field, x=TensorSpec(shape), spec=spec, by=draw(st.sampled_from(("function", "spec")))
         )
 
     return case()
 
 
-def new_function() -> Any:
-    """A function that hands itself to what its tensors have registered for it."""
+def new_override() -> Any:
+    """A function that dispatches through ``__torch_function__`` of its arguments."""
 
-    def asked(*args: Any, **options: Any) -> Any:
+    def override(*args: Any, **options: Any) -> Any:
         tensors = [x for x in (*args, *options.values()) if isinstance(x, torch.Tensor)]
-        return torch.overrides.handle_torch_function(asked, tensors, *args, **options)
+        return torch.overrides.handle_torch_function(override, tensors, *args, **options)
 
-    return asked
+    return override
 
 
 @sharded_law(
     "sharded_tensor.custom",
     source=f"{SOURCE}, custom_sharded_op_impl, custom_sharding_spec_op",
     control="world=2 x=4x3 spec=chunk(0)@0,1 by=function",
-    # within a group, beside a tensor of all ranks
+    # within a group, where a sharded tensor of all ranks exists too
     sweep=texts(*(f"world=3 group=1,2 x=5x3 spec=chunk(0)@1,2 by={by}" for by in ("function", "spec"))),
     sweeps=2,
     draw=draw_custom,
     draws=6,
 )
-def custom(x: Size, spec: ShardingSpec, other: BoxesSpec, by: Literal["function", "spec"], group: Group = None):
-    """An op that is registered for sharded tensors, all or those of a spec, is called for them, with what the function
-    gets."""
-    factories, plain, answer, calls = compat.sharded_tensor, torch.ones(2), object(), []
+def custom(x: Size, spec: ShardingSpec, other: EnumeratedSpec, by: Literal["function", "spec"], group: Group = None):
+    """An op that is registered for all sharded tensors, or those of a spec, is called with the arguments of the
+    function."""
+    factories, dense, answer, calls = compat.sharded_tensor, torch.ones(2), object(), []
     sharded, boxed = factories.zeros(spec, x, process_group=group), factories.zeros(other, x, process_group=group)
-    asked, unknown = new_function(), new_function()
+    override, unregistered = new_override(), new_override()
     register = (
-        compat.custom_sharding_spec_op(type(spec), asked) if by == "spec" else factories.custom_sharded_op_impl(asked)
+        compat.custom_sharding_spec_op(type(spec), override)
+        if by == "spec"
+        else factories.custom_sharded_op_impl(override)
     )
 
-    def own(types: Any, args: Any, kwargs: Any, process_group: Any) -> object:
+    def record(types: Any, args: Any, kwargs: Any, process_group: Any) -> object:
         calls.append((types, args, kwargs, process_group))
         return answer
 
-    registered = register(own)
+    registered = register(record)
 
-    def called(*args: Any, **options: Any) -> list[Any]:
+    def call(*args: Any, **options: Any) -> list[Any]:
         calls.clear()
-        return [asked(*args, **options) is answer, *(call_told(*call, args, options) for call in calls)]
+        return [override(*args, **options) is answer, *(call_matches(*entry, args, options) for entry in calls)]
 
     return {
-        "first": called(sharded, plain, to=3),
-        "last": called(plain, sharded),
-        "named": called(plain, other=sharded),
-        "unknown op": outcome(unknown, sharded),
-        "no sharded tensor": outcome(registered, (), (plain,), {}, group),
+        "first": call(sharded, dense, to=3),
+        "last": call(dense, sharded),
+        "named": call(dense, other=sharded),
+        "unknown op": outcome(unregistered, sharded),
+        "no sharded tensor": outcome(registered, (), (dense,), {}, group),
         "no tensor": outcome(registered, (), (), {}, group),
-        "other spec": caught(called, boxed),
-        "other group": None if group is None else outcome(lambda: asked(sharded, factories.zeros(spec, x))),
+        "other spec": caught(call, boxed),
+        "other group": None if group is None else outcome(lambda: override(sharded, factories.zeros(spec, x))),
     }
 
 
-def call_told(types: Any, got: Any, kwargs: Any, group: Any, args: Any, options: Any) -> list[Any]:
-    """Whether what is registered got the arguments, and keywords, of the function; whether it got the type; the
-    members of the group."""
-    alike = len(got) == len(args) and all(one is other for one, other in zip(got, args, strict=True))
-    return [alike, (kwargs or {}) == options, compat.ShardedTensor in types, dist.get_process_group_ranks(group)]
+def call_matches(types: Any, received: Any, kwargs: Any, group: Any, args: Any, options: Any) -> list[Any]:
+    """Whether a registered op received the arguments, the keywords and the type of the call; the ranks of its group."""
+    same_arguments = len(received) == len(args) and all(one is other for one, other in zip(received, args, strict=True))
+    return [
+        same_arguments,
+        (kwargs or {}) == options,
+        compat.ShardedTensor in types,
+        dist.get_process_group_ranks(group),
+    ]
 
 
 @custom.due
 def _(by, group, world: WorldSize):
     ranks = list(range(world)) if group is None else group
-    called = [True, [True, True, Of(True), Of(ranks)]]
+    due_call = [True, [True, True, Of(True), Of(ranks)]]
     refused = dict.fromkeys(("unknown op", "no sharded tensor", "no tensor"), Refused())
     return {
-        **dict.fromkeys(("first", "last", "named"), called),
+        **dict.fromkeys(("first", "last", "named"), due_call),
         **refused,
-        "other spec": Refused() if by == "spec" else called,
+        "other spec": Refused() if by == "spec" else due_call,
         "other group": ... if group is None else Refused(),
     }

@@ -1,4 +1,4 @@
-"""The cases that the sharded tensor chapter draws: a tensor, the ranks that share it, and the specs that say how."""
+"""Strategies for the cases of the sharded tensor chapter: a tensor, the ranks that share it, and its specs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis.strategies import SearchStrategy
 from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
-from shardlaw.conformance.laws.sharded_tensor.fields import features, members
+from shardlaw.conformance.laws.sharded_tensor.fields import members, spec_features
 from shardlaw.reference.notation import Shape
 from shardlaw.reference.sharded_tensor import Spec
 from shardlaw.reference.tensors import TensorSpec
@@ -21,19 +21,21 @@ from shardlaw.strategies.shard_specs import chunk_specs, specs
 WORLDS = (2, 3, 2, 3, 4)
 GROUPS = {3: ((1, 2), (0, 2)), 4: ((1, 3), (0, 2, 3), (1, 2, 3))}
 DTYPES = ("float32", "float32", "int64", "bfloat16", "int32", "float64", "bool", "int32", "uint8", "float32")
-MAKES = ("zeros", "ones", "full", "empty", "rand", "randn")
+FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn")
 FLOATS = ("float32", "float64", "bfloat16")
 
 
 def sharded_law(id: str, **record: Any) -> Callable[[Callable[..., Any]], Law]:
-    """A law that only the members of the group of a case act in."""
-    usual = {"needs": ("object_collectives",), "smallest": 1, "members": members, "features": features("spec")}
-    return law(id, **{**usual, **record})
+    """Decorate a law whose act only the members of a case's group call."""
+    defaults = {"needs": ("object_collectives",), "smallest": 1, "members": members, "features": spec_features("spec")}
+    return law(id, **{**defaults, **record})
 
 
 @st.composite
-def shared(draw: st.DrawFn, limits: Limits, *, groups: bool = True) -> tuple[int, tuple[int, ...], dict[str, Any]]:
-    """A world, the ranks that take part, and the field that names them where not all do."""
+def acting_ranks(
+    draw: st.DrawFn, limits: Limits, *, groups: bool = True
+) -> tuple[int, tuple[int, ...], dict[str, Any]]:
+    """The size of a world, the acting ranks, and the field ``group`` if these are not all ranks."""
     world = draw(st.sampled_from([size for size in WORLDS if size <= limits.world_size] or [1]))
     if groups and world in GROUPS and draw(st.integers(0, 7)) == 7:
         ranks = draw(st.sampled_from(GROUPS[world]))
@@ -45,51 +47,52 @@ def dtypes(limits: Limits, names: Sequence[str] = DTYPES) -> SearchStrategy[str]
     return st.sampled_from([name for name in names if name in limits.dtypes])
 
 
-def made(limits: Limits, *, chunks: bool) -> SearchStrategy[Case]:
-    """Cases of a factory."""
+def factory_cases(limits: Limits, *, chunks: bool) -> SearchStrategy[Case]:
+    """Cases of a factory, with a chunk spec or a spec of any kind."""
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        world, ranks, more = draw(shared(limits))
+        world, ranks, group_field = draw(acting_ranks(limits))
         shape = draw(shapes(min_dims=1))
-        spec = draw(_spec(shape, ranks, chunks=chunks, every=False))
-        make = draw(st.sampled_from(MAKES))
+        spec = draw(_specs(shape, ranks, chunks=chunks, every=False))
+        make = draw(st.sampled_from(FACTORIES))
         x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if make.startswith("rand") else DTYPES)))
-        apart = "apart" if make != "full" and draw(st.integers(0, 3)) == 3 else None
-        return fields(world=world, **more, x=x, spec=spec, make=make, size=apart)
+        size = "apart" if make != "full" and draw(st.integers(0, 3)) == 3 else None
+        return fields(world=world, **group_field, x=x, spec=spec, make=make, size=size)
 
     return case()
 
 
-def placed(
+def spec_cases(
     limits: Limits,
     *,
     chunks: bool = False,
-    again: bool = False,
-    numbered: str = "",
+    with_respec: bool = False,
+    rank_field: str = "",
     hows: Sequence[str] = (),
 ) -> SearchStrategy[Case]:
-    """Cases of a tensor under a spec: of ``chunks``, one for each rank, or of any kind. ``again``: a second spec of
-    that kind;
-    ``numbered``: a field that names a rank by its position in the group; ``hows``: the values of the field ``how``."""
+    """Cases of a tensor with a spec: a chunk spec with a chunk for each rank (``chunks``), or a spec of any kind.
+
+    ``with_respec``: also a field ``respec`` with a second spec of that kind. ``rank_field``: the name of a field with a
+    position in the group. ``hows``: the values of the field ``how``."""
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        world, ranks, more = draw(shared(limits))
+        world, ranks, group_field = draw(acting_ranks(limits))
         shape = draw(shapes(min_dims=1))
-        drawn: dict[str, Any] = {"spec": draw(_spec(shape, ranks, chunks=chunks, every=chunks))}
-        if again:
-            drawn["respec"] = draw(_spec(shape, ranks, chunks=chunks, every=True))
-        if numbered:
-            drawn[numbered] = draw(st.sampled_from([None, None, *range(1, len(ranks))]))
+        case_fields: dict[str, Any] = {"spec": draw(_specs(shape, ranks, chunks=chunks, every=chunks))}
+        if with_respec:
+            case_fields["respec"] = draw(_specs(shape, ranks, chunks=chunks, every=True))
+        if rank_field:
+            case_fields[rank_field] = draw(st.sampled_from([None, None, *range(1, len(ranks))]))
         if hows:
             how = draw(st.sampled_from(hows))
-            drawn["how"] = None if how == "plain" else how
+            case_fields["how"] = None if how == "plain" else how
         x = TensorSpec(shape, None, draw(dtypes(limits)))
-        return fields(world=world, **more, x=x, **drawn, seed=draw(st.integers(0, 9)) or None)
+        return fields(world=world, **group_field, x=x, **case_fields, seed=draw(st.integers(0, 9)) or None)
 
     return case()
 
 
-def _spec(shape: Shape, ranks: tuple[int, ...], *, chunks: bool, every: bool) -> SearchStrategy[Spec]:
+def _specs(shape: Shape, ranks: tuple[int, ...], *, chunks: bool, every: bool) -> SearchStrategy[Spec]:
     return chunk_specs(shape, ranks, every=every) if chunks else specs(shape, ranks)

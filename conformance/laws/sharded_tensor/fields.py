@@ -1,13 +1,12 @@
-"""The fields of the sharded tensor laws: a global tensor, who holds what of it, the group of ranks that share it.
+"""The fields of the sharded tensor laws, their due values, and their features.
 
-``x`` is the global tensor (a plain one: the spec says who holds what), ``spec`` a sharding spec in the notation of
-:mod:`shardlaw.reference.sharded_tensor`, ``world`` the number of ranks, and ``group`` the ranks that take part, where
-not all do.
+``x`` is the global tensor, without placements; ``spec`` a sharding spec in the notation of
+:mod:`shardlaw.reference.sharded_tensor`; ``world`` the number of ranks; ``group`` the acting ranks, if not all act.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -31,27 +30,27 @@ SOURCE = "torch.distributed._shard docs"
 
 
 def members(case: Case, stage: int = 0) -> tuple[int, ...]:
-    """The ranks that take part."""
+    """The acting ranks: those of the group, or all."""
     return tuple(map(int, case.get("group").split(","))) if "group" in case else tuple(range(case.world))
 
 
 def spec_of(case: Case, name: str = "spec") -> Spec:
-    """A sharding spec that the case names."""
+    """The sharding spec in a field of a case."""
     return parse_spec(case.get(name), case.tensor("x").shape)
 
 
-def widened(full: torch.Tensor) -> torch.Tensor:
-    """The same tensor, with elements that a narrower dtype would round where its dtype has room for such."""
+def with_all_bits(full: torch.Tensor) -> torch.Tensor:
+    """The tensor; int64 and float64 elements are changed to ones that no narrower dtype can represent."""
     if full.dtype == torch.int64:
         return full * 2**40 + full
     return full + full * 2.0**-40 if full.dtype == torch.float64 else full
 
 
 class WideTensorField(PlainTensorField):
-    """A tensor that every rank holds whole; elements of wide dtypes need all of their bits."""
+    """The full tensor on every rank; its int64 and float64 elements need all bits of the dtype."""
 
     def read(self, case: Case, name: str) -> torch.Tensor:
-        return widened(super().read(case, name))
+        return with_all_bits(super().read(case, name))
 
 
 class SizeField(Field):
@@ -67,8 +66,7 @@ class SizeField(Field):
 
 
 class SpecField(Field):
-    """A sharding spec of ``x``; with ``boxes`` that of the boxes with elements which the spec in the field ``spec``
-    names."""
+    """A sharding spec of ``x``. With ``boxes``: the enumerable spec of the nonempty boxes of the field ``spec``."""
 
     takes = "a spec chunk(DIM)@RANK,... or START:END,...@RANK;..."
 
@@ -88,39 +86,41 @@ class SpecField(Field):
 
     def build(self, value: Spec, here: RankContext) -> Any:
         if isinstance(value, ChunkSpec):
-            return compat.ChunkShardingSpec(value.dim, [place_of(here, rank) for rank in value.ranks])
-        return compat.EnumerableShardingSpec([compat.ShardMetadata(*placed) for placed in placed_boxes(value, here)])
+            return compat.ChunkShardingSpec(value.dim, [remote_device(here, rank) for rank in value.ranks])
+        return compat.EnumerableShardingSpec(
+            [compat.ShardMetadata(*shard) for shard in boxes_with_devices(value, here)]
+        )
 
     def to_script(self, value: Spec, name: str, world: int) -> ScriptArgument:
-        def place(rank: int) -> str:
+        def device(rank: int) -> str:
             return f'"rank:{rank}/cpu"'
 
         if isinstance(value, ChunkSpec):
-            made = f"ChunkShardingSpec({value.dim}, [{', '.join(map(place, value.ranks))}])"
-            return ScriptArgument(made, imports=(compat.import_statement("ChunkShardingSpec"),))
-        shards = [f"ShardMetadata({[*box.offset]}, {[*box.size]}, {place(rank)})" for box, rank in value.holdings()]
-        made = f"EnumerableShardingSpec([{', '.join(shards)}])"
+            expression = f"ChunkShardingSpec({value.dim}, [{', '.join(map(device, value.ranks))}])"
+            return ScriptArgument(expression, imports=(compat.import_statement("ChunkShardingSpec"),))
+        shards = [f"ShardMetadata({[*box.offset]}, {[*box.size]}, {device(rank)})" for box, rank in value.holdings()]
+        expression = f"EnumerableShardingSpec([{', '.join(shards)}])"
         return ScriptArgument(
-            made, imports=tuple(map(compat.import_statement, ("EnumerableShardingSpec", "ShardMetadata")))
+            expression, imports=tuple(map(compat.import_statement, ("EnumerableShardingSpec", "ShardMetadata")))
         )
 
 
-def place_of(here: RankContext, rank: int) -> str:
-    """A rank and its device, as placements name them."""
+def remote_device(here: RankContext, rank: int) -> str:
+    """The placement of a shard on a rank, such as ``rank:0/cpu``."""
     kind = here.target.device
     numbered = torch.empty(0, device=kind).device.index is not None
     return f"rank:{rank}/" + (f"{kind}:{rank % torch.get_device_module(kind).device_count()}" if numbered else kind)
 
 
-def placed_boxes(shards: Shards, here: RankContext) -> list[tuple[list[int], list[int], str]]:
+def boxes_with_devices(shards: Shards, here: RankContext) -> list[tuple[list[int], list[int], str]]:
     """The offset, the size and the placement of each box."""
-    return [([*box.offset], [*box.size], place_of(here, rank)) for box, rank in shards.holdings()]
+    return [([*box.offset], [*box.size], remote_device(here, rank)) for box, rank in shards.holdings()]
 
 
 class OwnBoxesField(Field):
-    """The boxes that this rank holds by the spec, each its offset and its size; the due function gets who holds what.
+    """The (offset, size) of this rank's boxes in the spec; the due function gets the :class:`Shards` of all ranks.
 
-    What an enumerable spec names is taken as it is, whether it tiles the tensor or not.
+    The boxes of an enumerable spec need not tile the tensor.
     """
 
     takes = SpecField.takes
@@ -143,19 +143,19 @@ class OwnBoxesField(Field):
         return ScriptArgument("BOXES[rank]", tuple(table))
 
 
-class PlacedBoxesField(OwnBoxesField):
-    """The boxes of the spec, each its offset, its size and its placement: those of all ranks."""
+class AllBoxesField(OwnBoxesField):
+    """The (offset, size, placement) of the boxes of all ranks in the spec."""
 
     def build(self, value: Shards, here: RankContext) -> Any:
-        return placed_boxes(value, here)
+        return boxes_with_devices(value, here)
 
     def to_script(self, value: Shards, name: str, world: int) -> ScriptArgument:
-        placed = [([*box.offset], [*box.size], f"rank:{rank}/cpu") for box, rank in value.holdings()]
-        return ScriptArgument(literal.literal(placed))
+        boxes = [([*box.offset], [*box.size], f"rank:{rank}/cpu") for box, rank in value.holdings()]
+        return ScriptArgument(literal.literal(boxes))
 
 
-class SaysField(Field):
-    """Whether a field says a word."""
+class EqualsField(Field):
+    """Whether a field of the case is a given word."""
 
     always = True
 
@@ -170,7 +170,7 @@ class SaysField(Field):
 
 
 class GroupField(IntsField):
-    """The process group of some ranks, which all ranks make."""
+    """The process group of these ranks, ``None`` on others. All ranks create it."""
 
     def build(self, value: Sequence[int], here: RankContext) -> Any:
         mesh = here.mesh(Mesh((len(value),), tuple(value)))
@@ -180,41 +180,45 @@ class GroupField(IntsField):
         return ScriptArgument("group", (), (f"group = dist.new_group({[*value]})",))
 
 
-Whole = Annotated[torch.Tensor, WideTensorField()]
+FullTensor = Annotated[torch.Tensor, WideTensorField()]
 Size = Annotated[torch.Size, SizeField()]
 ShardingSpec = Annotated[Any, SpecField()]
-BoxesSpec = Annotated[Any, SpecField(boxes=True)]
+EnumeratedSpec = Annotated[Any, SpecField(boxes=True)]
 OwnBoxes = Annotated[list[Any], OwnBoxesField()]
-PlacedBoxes = Annotated[list[Any], PlacedBoxesField()]
+AllBoxes = Annotated[list[Any], AllBoxesField()]
 Group = Annotated[Any, GroupField()]
 
 
-# What is due
+# Due values
 
 
-def described(shards: Shards) -> list[tuple[Shape, Shape, int]]:
-    """Boxes with elements and their ranks, by where they lie. One without elements may stand anywhere, or be left
-    out."""
+def due_boxes(shards: Shards) -> list[tuple[Shape, Shape, int]]:
+    """The offset, size and rank of each nonempty box, sorted. Empty boxes may be anywhere, or missing."""
     return sorted((box.offset, box.size, rank) for box, rank in shards.without_empty().holdings())
 
 
-def due_of(full: torch.Tensor, shards: Shards, rank: int) -> dict[str, Any]:
-    """What :func:`shardlaw.conformance.laws.sharded_tensor.shards.told` must say of a sharded tensor on a rank."""
+def due_description(full: torch.Tensor, shards: Shards, rank: int) -> dict[str, Any]:
+    """The due result of :func:`shardlaw.conformance.laws.sharded_tensor.act_helpers.describe` on a rank."""
     own = sorted(shards.without_empty().boxes_of(rank), key=lambda box: box.offset)
     return {
         "size": Of([tuple(full.shape)] * 2),
         "dtype": Of([full.dtype] * 2),
-        "metadata": Of(described(shards)),
+        "metadata": Of(due_boxes(shards)),
         "places": Of(boxes_values(own), "wrong-layout"),
         "shards": [full[box.slices()].contiguous() for box in own],
     }
+
+
+def due_rows(full: torch.Tensor, ranks: Iterable[int], rank: int) -> dict[str, Any]:
+    """The due description of a tensor in chunks of rows on these ranks."""
+    return due_description(full, ChunkSpec(0, tuple(ranks)).shards(tuple(full.shape)), rank)
 
 
 # Features
 
 
 def features_of_shards(shards: Shards, ranks: Collection[int]) -> set[str]:
-    """What the boxes of a tensor depart in."""
+    """The features of the boxes of a tensor on these ranks."""
     counts = [len(shards.without_empty().boxes_of(rank)) for rank in ranks]
     sizes = {tuple(box.size for box in shards.boxes_of(rank)) for rank in ranks}
     found = {"uneven"} if len(sizes) > 1 else set()
@@ -228,7 +232,7 @@ def features_of_shards(shards: Shards, ranks: Collection[int]) -> set[str]:
 
 
 def features_of_spec(shape: Shape, spec: Spec, ranks: Collection[int]) -> set[str]:
-    """What a spec departs in; nothing for one that has no such tensor."""
+    """The features of a spec for a shape; none for a spec that is invalid for it."""
     if spec_errors(spec, shape):
         return set()
     found = features_of_shards(shards_of(spec, shape), ranks)
@@ -242,8 +246,8 @@ def features_of_spec(shape: Shape, spec: Spec, ranks: Collection[int]) -> set[st
     return found | ({"negative-shard"} if spec.dim < 0 else set())
 
 
-def features(*names: str) -> Callable[[Case], set[str]]:
-    """The features of a law whose cases name their specs in these fields."""
+def spec_features(*names: str) -> Callable[[Case], set[str]]:
+    """A function that gives the features of a case from the specs in these fields."""
 
     def of(case: Case) -> set[str]:
         found = {"group", "submesh"} if "group" in case else set()

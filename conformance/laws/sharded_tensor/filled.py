@@ -1,4 +1,4 @@
-"""The law on what fills a sharded tensor as a whole: initializers, and functions that make one like another."""
+"""The law of functions that fill a sharded tensor (initializers), or create one like another."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shardlaw.conformance.law.choices import ChoiceField
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.sharded_tensor.draws import DTYPES, FLOATS, dtypes, sharded_law, shared
-from shardlaw.conformance.laws.sharded_tensor.fields import SOURCE, OwnBoxes, Whole, due_of
-from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes, told
+from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe, from_boxes
+from shardlaw.conformance.laws.sharded_tensor.draws import DTYPES, FLOATS, acting_ranks, dtypes, sharded_law
+from shardlaw.conformance.laws.sharded_tensor.fields import SOURCE, FullTensor, OwnBoxes, due_description
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
 from shardlaw.strategies.shard_specs import specs
 
-# distributions of one value, so that what comes out is known
+# distributions with a single value, so that the result is known
 IN_PLACE = {
     "constant": lambda t, dtype: nn.init.constant_(t, 3.0),
     "uniform": lambda t, dtype: nn.init.uniform_(t, 3.0, 3.0),
@@ -33,7 +33,7 @@ LIKE = {
     "ones-like": lambda t, dtype: torch.ones_like(t, dtype=dtype),
     "zeros-like": lambda t, dtype: torch.zeros_like(t, dtype=dtype),
 }
-WAYS = IN_PLACE | LIKE
+CALLS = IN_PLACE | LIKE
 VALUES = {"ones-like": 1, "zeros-like": 0}
 TWO_EACH = "world=2 x=5x4 spec=0:2,0:4@0;2:5,0:1@1;2:3,1:4@0;3:5,1:4@1"
 
@@ -41,8 +41,8 @@ TWO_EACH = "world=2 x=5x4 spec=0:2,0:4@0;2:5,0:1@1;2:3,1:4@0;3:5,1:4@1"
 def draw_filled(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        how = draw(st.sampled_from(sorted(WAYS)))
-        world, ranks, _ = draw(shared(limits, groups=False))
+        how = draw(st.sampled_from(sorted(CALLS)))
+        world, ranks, _ = draw(acting_ranks(limits, groups=False))
         shape = draw(shapes(min_dims=1))
         spec = draw(specs(shape, ranks))
         x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if how in IN_PLACE else DTYPES)))
@@ -56,26 +56,26 @@ def draw_filled(limits: Limits) -> SearchStrategy[Case]:
     "sharded_tensor.filled",
     source=f"{SOURCE}, docstrings of its initializers: fills the tensors in tensor.local_shards; torch.full_like",
     control="world=2 x=4x3 spec=chunk(0)@0,1 how=constant",
-    sweep=texts(*(f"{TWO_EACH} how={how}{' to=float64' if how in LIKE else ''}" for how in WAYS)),
-    sweeps=len(WAYS),
+    sweep=texts(*(f"{TWO_EACH} how={how}{' to=float64' if how in LIKE else ''}" for how in CALLS)),
+    sweeps=len(CALLS),
     draw=draw_filled,
     draws=10,
 )
 def filled(
-    x: Whole,
+    x: FullTensor,
     boxes: OwnBoxes,
-    how: Annotated[Any, ChoiceField(WAYS)],
+    how: Annotated[Any, ChoiceField(CALLS)],
     rank: Rank,
     to: torch.dtype | None = None,
 ):
-    """An initializer fills all shards of every rank; what is made like a sharded tensor has its boxes, and the dtype
-    that it is given."""
-    sharded = in_boxes(x, boxes, rank)
-    made = how(sharded, to)
-    return {**told(made), "itself": made is sharded}
+    """An initializer fills all shards of every rank; full_like and its like return a sharded tensor of the same boxes
+    with the given dtype."""
+    sharded = from_boxes(x, boxes, rank)
+    result = how(sharded, to)
+    return {**describe(result), "itself": result is sharded}
 
 
 @filled.due
 def _(x, boxes, how, rank, to):
     full = torch.full_like(x, VALUES.get(how, 3), dtype=to or x.dtype)
-    return {**due_of(full, boxes, rank), "itself": Of(how in IN_PLACE)}
+    return {**due_description(full, boxes, rank), "itself": Of(how in IN_PLACE)}

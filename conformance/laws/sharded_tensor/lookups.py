@@ -1,5 +1,4 @@
-"""Laws on what sharded tensors are for: tables in which every rank looks up rows of its own, and optimizers of what a
-rank holds."""
+"""Laws of uses of sharded tensors: embedding tables, and optimizers of local shards."""
 
 from __future__ import annotations
 
@@ -14,21 +13,21 @@ from shardlaw.conformance.law.act import texts
 from shardlaw.conformance.law.choices import ChoiceField
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import Rank
-from shardlaw.conformance.laws.plan.torch_plans import cut
+from shardlaw.conformance.laws.plan.torch_plans import box_slices
+from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe, from_boxes
 from shardlaw.conformance.laws.sharded_tensor.draws import sharded_law
-from shardlaw.conformance.laws.sharded_tensor.fields import SOURCE, OwnBoxes, ShardingSpec, Whole, due_of
-from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes, told
+from shardlaw.conformance.laws.sharded_tensor.fields import SOURCE, FullTensor, OwnBoxes, ShardingSpec, due_description
 
 PADDING = 1
 
 
-def weights(ids: torch.Tensor) -> torch.Tensor:
+def bag_weights(ids: torch.Tensor) -> torch.Tensor:
     return torch.arange(1.0, 1 + ids.numel(), device=ids.device).reshape(ids.shape)
 
 
-def bags(ids: torch.Tensor, table: Any, ends: list[int], mode: str, **how: Any) -> torch.Tensor:
-    """Rows by bags of unlike sizes, which begin at ``ends``."""
-    return F.embedding_bag(ids.flatten(), table, ids.new_tensor(ends), mode=mode, **how)
+def look_up_bags(ids: torch.Tensor, table: Any, offsets: list[int], mode: str, **options: Any) -> torch.Tensor:
+    """An embedding bag whose bags start at ``offsets``."""
+    return F.embedding_bag(ids.flatten(), table, ids.new_tensor(offsets), mode=mode, **options)
 
 
 LOOKUPS = {
@@ -39,18 +38,18 @@ LOOKUPS = {
     "sum": lambda ids, table: F.embedding_bag(ids, table, mode="sum"),
     "mean": lambda ids, table: F.embedding_bag(ids, table, mode="mean"),
     "max": lambda ids, table: F.embedding_bag(ids, table, mode="max"),
-    "weighted": lambda ids, table: F.embedding_bag(ids, table, mode="sum", per_sample_weights=weights(ids)),
+    "weighted": lambda ids, table: F.embedding_bag(ids, table, mode="sum", per_sample_weights=bag_weights(ids)),
     "sum-padded": lambda ids, table: F.embedding_bag(ids, table, mode="sum", padding_idx=PADDING),
     "mean-padded": lambda ids, table: F.embedding_bag(ids, table, mode="mean", padding_idx=PADDING),
     "max-padded": lambda ids, table: F.embedding_bag(ids, table, mode="max", padding_idx=PADDING),
     "sum-renormed": lambda ids, table: F.embedding_bag(ids, table, mode="sum", max_norm=3.0),
-    "sum-by-bags": lambda ids, table: bags(ids, table, [0, 2, 5], "sum"),
-    "mean-by-bags": lambda ids, table: bags(ids, table, [0, 1, 5], "mean"),
-    "max-by-bags": lambda ids, table: bags(ids, table, [0, 4], "max"),
-    "sum-to-the-last": lambda ids, table: bags(ids, table, [0, 2, 6], "sum", include_last_offset=True),
-    "max-to-the-last": lambda ids, table: bags(ids, table, [0, 1, 6], "max", include_last_offset=True),
-    "sum-of-none": lambda ids, table: bags(ids, table, [0, 2, 2], "sum"),
-    "mean-of-none": lambda ids, table: bags(ids, table, [0, 2, 2], "mean"),
+    "sum-by-bags": lambda ids, table: look_up_bags(ids, table, [0, 2, 5], "sum"),
+    "mean-by-bags": lambda ids, table: look_up_bags(ids, table, [0, 1, 5], "mean"),
+    "max-by-bags": lambda ids, table: look_up_bags(ids, table, [0, 4], "max"),
+    "sum-to-the-last": lambda ids, table: look_up_bags(ids, table, [0, 2, 6], "sum", include_last_offset=True),
+    "max-to-the-last": lambda ids, table: look_up_bags(ids, table, [0, 1, 6], "max", include_last_offset=True),
+    "sum-of-none": lambda ids, table: look_up_bags(ids, table, [0, 2, 2], "sum"),
+    "mean-of-none": lambda ids, table: look_up_bags(ids, table, [0, 2, 2], "mean"),
 }
 TABLES = (
     "world=3 x=8x5:-:float32:small spec=chunk(0)@2,0,1",
@@ -59,8 +58,8 @@ TABLES = (
 )
 
 
-def own_ids(rank: int, table: torch.Tensor) -> torch.Tensor:
-    """Which rows of a table a rank looks up, some of them twice."""
+def row_ids(rank: int, table: torch.Tensor) -> torch.Tensor:
+    """The rows that a rank looks up in a table, some of them twice."""
     return (torch.tensor([[0, 3, 1], [4, 4, 2]], device=table.device) + 3 * rank) % table.shape[0]
 
 
@@ -71,15 +70,15 @@ def own_ids(rank: int, table: torch.Tensor) -> torch.Tensor:
     sweep=texts(*(f"{table} how={how}" for how in LOOKUPS for table in TABLES)),
     sweeps=len(TABLES) * len(LOOKUPS),
 )
-def lookup(x: Whole, spec: ShardingSpec, how: Annotated[Any, ChoiceField(LOOKUPS)], rank: Rank):
-    """Rows that every rank looks up in a table that all share are those of the whole table, alone or in bags."""
+def lookup(x: FullTensor, spec: ShardingSpec, how: Annotated[Any, ChoiceField(LOOKUPS)], rank: Rank):
+    """embedding and embedding_bag of a sharded table have the results of the full table, for each rank's indices."""
     table = compat.shard_tensor(x, spec)
-    return {"found": how(own_ids(rank, x), table)}
+    return {"found": how(row_ids(rank, x), table)}
 
 
 @lookup.due
 def _(x, how, rank):
-    return {"found": Near(LOOKUPS[how](own_ids(rank, x), x.clone()))}
+    return {"found": Near(LOOKUPS[how](row_ids(rank, x), x.clone()))}
 
 
 OPTIMIZED = (
@@ -95,24 +94,26 @@ OPTIMIZED = (
     sweep=texts(*OPTIMIZED),
     sweeps=len(OPTIMIZED),
 )
-def optimized(x: Whole, boxes: OwnBoxes, rank: Rank):
-    """An optimizer of a sharded tensor and of a plain one moves all that a rank holds of both, and forgets their
-    gradients when it is told so."""
+def optimized(x: FullTensor, boxes: OwnBoxes, rank: Rank):
+    """ShardedOptimizer updates the local shards of a sharded tensor, and plain parameters; zero_grad clears the
+    gradients of both."""
     model: Any = nn.Module()
-    model.table = in_boxes(x, boxes, rank)
+    model.table = from_boxes(x, boxes, rank)
     model.plain = nn.Parameter(x.clone())
     named = dict(compat.sharded_optim.named_params_with_sharded_tensor(model))
     optimizer = compat.sharded_optim.ShardedOptimizer(named, torch.optim.SGD, lr=0.5)
-    held = [(shard.tensor, x[cut(*box)]) for shard, box in zip(model.table.local_shards(), boxes, strict=True)]
-    for tensor, grad in [*held, (model.plain, x)]:
+    shards_and_grads = [
+        (shard.tensor, x[box_slices(*box)]) for shard, box in zip(model.table.local_shards(), boxes, strict=True)
+    ]
+    for tensor, grad in [*shards_and_grads, (model.plain, x)]:
         tensor.grad = grad.clone()
     optimizer.step()
     optimizer.zero_grad()
     return {
         "names": sorted(named),
-        "table": told(model.table),
+        "table": describe(model.table),
         "plain": model.plain.detach(),
-        "gradients left": [tensor.grad is not None for tensor, _ in held],
+        "gradients left": [tensor.grad is not None for tensor, _ in shards_and_grads],
     }
 
 
@@ -120,7 +121,7 @@ def optimized(x: Whole, boxes: OwnBoxes, rank: Rank):
 def _(x, boxes, rank):
     return {
         "names": ["plain", "table"],
-        "table": due_of(x - 0.5 * x, boxes, rank),
+        "table": due_description(x - 0.5 * x, boxes, rank),
         "plain": x - 0.5 * x,
         "gradients left": [False] * len(boxes.boxes_of(rank)),
     }

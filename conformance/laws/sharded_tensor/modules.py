@@ -1,4 +1,4 @@
-"""The law on modules whose parameters are sharded by a plan."""
+"""The law of modules whose parameters a sharding plan shards."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import texts
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Rank
+from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe
 from shardlaw.conformance.laws.sharded_tensor.draws import sharded_law
-from shardlaw.conformance.laws.sharded_tensor.fields import Group, ShardingSpec, Whole, due_of
-from shardlaw.conformance.laws.sharded_tensor.shards import told
+from shardlaw.conformance.laws.sharded_tensor.fields import FullTensor, Group, ShardingSpec, due_description
 from shardlaw.reference.sharded_tensor import shards_of
 
 MODULES = (
@@ -32,19 +32,19 @@ MODULES = (
 )
 
 
-class Giving(nn.Module):
+class ReturnsWeight(nn.Module):
     """A module whose output is a copy of its parameter."""
 
-    def __init__(self, held: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
-        self.held = nn.Parameter(held)
+        self.weight = nn.Parameter(weight)
 
     def forward(self) -> Any:
-        return self.held.clone()
+        return self.weight.clone()
 
 
-class Around(nn.Module):
-    """A module with another in it."""
+class Outer(nn.Module):
+    """A module that calls its only submodule."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -62,40 +62,39 @@ class Around(nn.Module):
     sweeps=len(MODULES),
 )
 def sharded_module(
-    x: Whole,
+    x: FullTensor,
     spec: ShardingSpec,
     gives: Literal["sharded", "local", "swapped", "whole"] = "sharded",
     respec: ShardingSpec = None,
     src: int = 0,
     group: Group = None,
 ):
-    """A module whose plan shards a parameter holds one rank's values of it in chunks, and gives it in those chunks, in
-    others, or the chunk of this rank alone, without a dim of one row, or its state whole; a sharder's module takes the
-    place of what it is made of."""
+    """shard_module shards a parameter, with the values of the source rank, and the module's outputs as its plan says; a
+    sharder's module replaces the original."""
 
-    class Swapping(compat.shard_api.Sharder):  # type: ignore[misc]
+    class WrappingSharder(compat.shard_api.Sharder):  # type: ignore[misc]
         def shard(self, module: nn.Module) -> nn.Module:
-            return Around(module)
+            return Outer(module)
 
-    own = x.clone() if dist.get_rank(group) == src else torch.zeros_like(x)
-    model = Around(Giving(own))
+    weight = x.clone() if dist.get_rank(group) == src else torch.zeros_like(x)
+    model = Outer(ReturnsWeight(weight))
     if gives == "swapped":
-        compat.shard_api.shard_module(model, compat.shard_api.ShardingPlan({"inner": Swapping()}), src, group)
+        compat.shard_api.shard_module(model, compat.shard_api.ShardingPlan({"inner": WrappingSharder()}), src, group)
         return {"inside": type(model.inner).__name__}
     plan = compat.shard_api.ShardingPlan(
-        {"inner.held": spec},
+        {"inner.weight": spec},
         None if respec is None else {"inner": respec},
         ["inner"] if gives == "local" else None,
     )
     compat.shard_api.shard_module(model, plan, src, group)
     if gives == "whole":
         return {"whole": get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))}
-    given, held = model(), model.inner.held
-    again = caught(lambda: compat.shard_api.shard_parameter(model.inner, "absent", spec, src, group))
+    output, parameter = model(), model.inner.weight
+    absent = caught(lambda: compat.shard_api.shard_parameter(model.inner, "absent", spec, src, group))
     return {
-        "parameter": told(held),
-        "given": given.detach().clone() if gives == "local" else told(given),
-        "an absent parameter": again,
+        "parameter": describe(parameter),
+        "given": output.detach().clone() if gives == "local" else describe(output),
+        "an absent parameter": absent,
     }
 
 
@@ -104,17 +103,17 @@ def _(x, spec, rank: Rank, gives="sharded", respec=None, group=None):
     if gives == "swapped":
         return {"inside": "Around"}
     if gives == "whole":
-        return {"whole": {"inner.held": x}}
+        return {"whole": {"inner.weight": x}}
     shape = tuple(x.shape)
     shards = shards_of(respec or spec, shape)
-    given: Any = due_of(x, shards, rank)
+    output: Any = due_description(x, shards, rank)
     if gives == "local":
         (box,) = shards.boxes_of(rank)
         dim = (respec or spec).dim
         part = x[box.slices()].contiguous()
-        given = part.squeeze(dim) if part.shape[dim] == 1 else part
+        output = part.squeeze(dim) if part.shape[dim] == 1 else part
     return {
-        "parameter": due_of(x, shards_of(spec, shape), rank),
-        "given": given,
+        "parameter": due_description(x, shards_of(spec, shape), rank),
+        "given": output,
         "an absent parameter": Refused(),
     }

@@ -1,5 +1,5 @@
-"""Laws on sharding specs alone: the boxes that they name for a shape, and the boxes that they refuse. One process asks
-for all ranks."""
+"""Laws of sharding specs: the boxes of a chunk spec for a shape, and the boxes that an enumerable spec refuses. One
+process tries all ranks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, Refused, as_metadata, caught
 from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.sharded_tensor.act_helpers import metadata_boxes
 from shardlaw.conformance.laws.sharded_tensor.draws import sharded_law
-from shardlaw.conformance.laws.sharded_tensor.fields import SOURCE, PlacedBoxes, ShardingSpec, Size, described, spec_of
-from shardlaw.conformance.laws.sharded_tensor.shards import boxes_of
+from shardlaw.conformance.laws.sharded_tensor.fields import SOURCE, AllBoxes, ShardingSpec, Size, due_boxes, spec_of
 from shardlaw.reference.box import intersect
 from shardlaw.reference.sharded_tensor import ChunkSpec, spec_errors
 from shardlaw.reference.shards import Shards
@@ -27,24 +27,20 @@ from shardlaw.strategies.shard_specs import chunk_specs
 from shardlaw.strategies.tilings import damaged_tilings, tilings
 
 RANKS = 4
-LONG = (11, 17, 31, 64, 97, 1000, 1023, 4096, 1000003)
+LONG_SIZES = (11, 17, 31, 64, 97, 1000, 1023, 4096, 1000003)
 
 
-def metadata_of(spec: Any, size: torch.Size) -> Any:
-    """What a spec says of a plain float32 tensor."""
-    how = {
-        "layout": torch.strided,
-        "requires_grad": False,
-        "memory_format": torch.contiguous_format,
-        "pin_memory": False,
-    }
-    return spec.build_metadata(size, compat.TensorProperties(dtype=torch.float32, **how))
+def build_metadata(spec: Any, size: torch.Size) -> Any:
+    """The metadata of a float32 tensor with a spec."""
+    return spec.build_metadata(size, compat.TensorProperties(dtype=torch.float32))
 
 
 def draw_chunks(limits: Limits) -> SearchStrategy[Case]:
     @st.composite
     def case(draw: st.DrawFn) -> Case:
-        shape = draw(st.one_of(shapes(min_dims=1), shapes(min_dims=1, max_dims=2, max_size=LONG[-1], sizes=LONG)))
+        shape = draw(
+            st.one_of(shapes(min_dims=1), shapes(min_dims=1, max_dims=2, max_size=LONG_SIZES[-1], sizes=LONG_SIZES))
+        )
         ranks = tuple(range(draw(st.integers(1, 9))))
         spec = draw(chunk_specs(shape, ranks, every=False))
         return fields(world=1, x=TensorSpec(shape), spec=ChunkSpec(spec.dim, spec.ranks))
@@ -62,9 +58,8 @@ def draw_chunks(limits: Limits) -> SearchStrategy[Case]:
     features=None,
 )
 def chunks(x: Size, spec: ShardingSpec):
-    """A chunk spec names, for every placement, the size and rank of its chunk, as torch.chunk cuts any number of
-    rows."""
-    metadata = metadata_of(spec, x)
+    """A chunk spec gives every rank the chunk that torch.chunk would cut for it."""
+    metadata = build_metadata(spec, x)
     shards = [(tuple(s.shard_offsets), tuple(s.shard_sizes), s.placement.rank()) for s in metadata.shards_metadata]
     return {
         "shards": [(None if 0 in size else offset, size, rank) for offset, size, rank in shards],
@@ -93,7 +88,7 @@ def draw_validated(limits: Limits) -> SearchStrategy[Case]:
     return case().filter(lambda case: "spec" in case)
 
 
-def validates_features(case: Case) -> set[str]:
+def tiling_features(case: Case) -> set[str]:
     found = {"explicit-shards"}
     if spec_errors(spec_of(case), case.tensor("x").shape):
         found.add("must-refuse")
@@ -109,16 +104,16 @@ def validates_features(case: Case) -> set[str]:
     draw=draw_validated,
     draws=100,
     needs=(),
-    features=validates_features,
+    features=tiling_features,
 )
-def validates(x: Size, boxes: PlacedBoxes):
-    """Boxes are accepted as a spec of a tensor exactly where they tile it."""
+def validates(x: Size, boxes: AllBoxes):
+    """An enumerable spec of a tensor is accepted exactly if its boxes tile the tensor."""
     spec = caught(compat.EnumerableShardingSpec, [compat.ShardMetadata(*box) for box in boxes])
-    metadata = spec if isinstance(spec, Exception) else caught(metadata_of, spec, x)
-    return {"spec": spec, "shards": metadata if isinstance(metadata, Exception) else boxes_of(metadata)}
+    metadata = spec if isinstance(spec, Exception) else caught(build_metadata, spec, x)
+    return {"spec": spec, "shards": metadata if isinstance(metadata, Exception) else metadata_boxes(metadata)}
 
 
 @validates.due
 def _(x, boxes, damage: str | None = None):
     overlap = any(intersect(one, other) for (one, _), (other, _) in combinations(boxes.parts, 2))
-    return {"spec": Refused() if overlap else ..., "shards": Refused() if boxes.errors() else Of(described(boxes))}
+    return {"spec": Refused() if overlap else ..., "shards": Refused() if boxes.errors() else Of(due_boxes(boxes))}

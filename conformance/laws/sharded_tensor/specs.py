@@ -1,8 +1,7 @@
-"""Laws on sharded tensors that are made from specs and moved between them: who holds what of them, on every rank.
+"""Laws of creating sharded tensors from specs, resharding and gathering them.
 
-A spec is the whole truth about a sharded tensor: its boxes, in the metadata that every rank holds and in the shards
-that each holds
-itself, whichever way it was made. Values are judged by their places.
+However a sharded tensor was created, its metadata and its local shards must have the boxes of its spec, on every rank,
+and its elements must be in the right places.
 """
 
 from __future__ import annotations
@@ -21,146 +20,146 @@ from shardlaw.conformance.law.choices import ChoiceField
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Rank, Word
 from shardlaw.conformance.law.law import Law
-from shardlaw.conformance.laws.plan.torch_plans import cut
-from shardlaw.conformance.laws.sharded_tensor.draws import made, placed, sharded_law
+from shardlaw.conformance.laws.plan.torch_plans import box_slices
+from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe, from_boxes, spec_boxes
+from shardlaw.conformance.laws.sharded_tensor.draws import factory_cases, sharded_law, spec_cases
 from shardlaw.conformance.laws.sharded_tensor.fields import (
     SOURCE,
+    FullTensor,
     Group,
     OwnBoxes,
     ShardingSpec,
-    Whole,
-    described,
-    due_of,
-    features,
+    due_boxes,
+    due_description,
+    spec_features,
     spec_of,
 )
-from shardlaw.conformance.laws.sharded_tensor.shards import in_boxes, respelled, told
 from shardlaw.reference.sharded_tensor import ChunkSpec, shards_of
 
-FILLED = {"zeros": 0, "ones": 1, "full": 3}
+FILL_VALUES = {"zeros": 0, "ones": 1, "full": 3}
 
 
-def place_in(group: Any, rank: int) -> int:
-    """The position of a rank in a group of the reference, which is ``None`` where all ranks take part; -1 outside."""
+def group_rank(group: Any, rank: int) -> int:
+    """The position of a rank in a group, ``None`` for the group of all ranks; -1 outside the group."""
     return rank if group is None else group.index(rank) if rank in group else -1
 
 
-# Made
+# Creating
 
 
-def from_factory(make: Word, x: Whole, spec: ShardingSpec, size: Literal["apart"] | None = None, group: Group = None):
-    filled = [3] if make == "full" else []
+def create(make: Word, x: FullTensor, spec: ShardingSpec, size: Literal["apart"] | None = None, group: Group = None):
+    fill_value = [3] if make == "full" else []
     shape = [*x.shape] if size == "apart" else [x.shape]
 
-    def once() -> Any:
-        return getattr(compat.sharded_tensor, make)(spec, *shape, *filled, dtype=x.dtype, process_group=group)
+    def new() -> Any:
+        return getattr(compat.sharded_tensor, make)(spec, *shape, *fill_value, dtype=x.dtype, process_group=group)
 
-    sharded = once()
+    sharded = new()
     shards = [shard.tensor for shard in sharded.local_shards()]
     outside = [shard for shard in shards if make == "rand" and not bool(((shard >= 0) & (shard < 1)).all())]
-    moments = far_from_normal(once) if make == "randn" else []
+    abnormal = abnormal_moments(new) if make == "randn" else []
     if make in ("empty", "rand", "randn"):
         for shard in shards:
             shard.zero_()
-    return {"outside [0, 1)": outside, "far from normal": moments, **told(sharded)}
+    return {"outside [0, 1)": outside, "far from normal": abnormal, **describe(sharded)}
 
 
-def far_from_normal(once: Callable[[], Any]) -> list[float]:
-    """The mean and the variance of some hundred elements of this rank, where they are not 0 and 1 by six standard
-    errors."""
-    sample, numel = 300, sum(shard.tensor.numel() for shard in once().local_shards())
+def abnormal_moments(new: Callable[[], Any]) -> list[float]:
+    """The mean and the variance of 300 elements or more of this rank, if they differ from 0 and 1 by more than six
+    standard errors."""
+    sample, numel = 300, sum(shard.tensor.numel() for shard in new().local_shards())
     if not numel:
         return []
     times = -(-sample // numel)
-    drawn = torch.cat([shard.tensor.flatten().double() for _ in range(times) for shard in once().local_shards()])
-    mean, spread = drawn.mean().item(), drawn.var().item()
-    return [] if abs(mean) < 6 * sample**-0.5 and abs(spread - 1) < 6 * (2 / sample) ** 0.5 else [mean, spread]
+    values = torch.cat([shard.tensor.flatten().double() for _ in range(times) for shard in new().local_shards()])
+    mean, variance = values.mean().item(), values.var().item()
+    return [] if abs(mean) < 6 * sample**-0.5 and abs(variance - 1) < 6 * (2 / sample) ** 0.5 else [mean, variance]
 
 
-def due_factory(make, x, spec, rank: Rank):
-    full = torch.full_like(x, FILLED.get(make, 0))
-    return {"outside [0, 1)": [], "far from normal": [], **due_of(full, shards_of(spec, tuple(x.shape)), rank)}
+def due_created(make, x, spec, rank: Rank):
+    full = torch.full_like(x, FILL_VALUES.get(make, 0))
+    return {"outside [0, 1)": [], "far from normal": [], **due_description(full, shards_of(spec, tuple(x.shape)), rank)}
 
 
-def law_of_factory(kind: str, clause: str, source: str, spec: str) -> Law:
-    law = sharded_law(
+def factory_law(kind: str, clause: str, source: str, spec: str) -> Law:
+    built = sharded_law(
         f"sharded_tensor.made[{kind}]",
         clause=clause,
         source=f"{SOURCE}, {source}",
         control=f"world=2 x=4x3 spec={spec} make=ones",
-        draw=lambda limits: made(limits, chunks=kind == "chunk"),
+        draw=lambda limits: factory_cases(limits, chunks=kind == "chunk"),
         draws=40,
-    )(from_factory)
-    law.due(due_factory)
-    return law
+    )(create)
+    built.due(due_created)
+    return built
 
 
 @sharded_law(
     "sharded_tensor.scattered",
     source=f"{SOURCE}, _shard_tensor: shards that tensor according to the sharding_spec; src_rank is the ground truth",
     control="world=2 x=4x3 spec=chunk(0)@0,1",
-    draw=lambda limits: placed(limits, chunks=True, numbered="src"),
+    draw=lambda limits: spec_cases(limits, chunks=True, rank_field="src"),
     draws=40,
 )
-def scattered(x: Whole, spec: ShardingSpec, src: int = 0, group: Group = None):
-    """A tensor that one rank holds is handed out in the chunks of the spec, each to the rank that the spec names."""
-    own = x.clone() if dist.get_rank(group) == src else torch.zeros_like(x)
-    sharded = compat.shard_tensor(own, spec, src_rank=src, process_group=group)
-    return {**told(sharded), "input": own}
+def scattered(x: FullTensor, spec: ShardingSpec, src: int = 0, group: Group = None):
+    """_shard_tensor scatters the tensor of the source rank in the chunks of the spec, each to its rank."""
+    source = x.clone() if dist.get_rank(group) == src else torch.zeros_like(x)
+    sharded = compat.shard_tensor(source, spec, src_rank=src, process_group=group)
+    return {**describe(sharded), "input": source}
 
 
 @scattered.due
 def _(x, spec, src, group, rank: Rank):
-    own = x if place_in(group, rank) == src else torch.zeros_like(x)
-    return {**due_of(x, shards_of(spec, tuple(x.shape)), rank), "input": own}
+    source = x if group_rank(group, rank) == src else torch.zeros_like(x)
+    return {**due_description(x, shards_of(spec, tuple(x.shape)), rank), "input": source}
 
 
 @sharded_law(
     "sharded_tensor.local-shards",
     source=f"{SOURCE}, init_from_local_shards; ShardedTensor.sharding_spec",
     control="world=2 x=4x3 spec=0:1,0:3@0;1:4,0:3@1",
-    draw=placed,
+    draw=spec_cases,
     draws=40,
 )
-def local_shards(x: Whole, boxes: OwnBoxes, rank: Rank, group: Group = None):
-    """Local shards in any boxes that tile a tensor are that tensor, and its spec names these boxes again."""
-    sharded = in_boxes(x, boxes, rank, group)
-    return {**told(sharded), "spec": respelled(sharded)}
+def local_shards(x: FullTensor, boxes: OwnBoxes, rank: Rank, group: Group = None):
+    """init_from_local_shards accepts local shards in any boxes that tile a tensor, and its spec has these boxes."""
+    sharded = from_boxes(x, boxes, rank, group)
+    return {**describe(sharded), "spec": spec_boxes(sharded)}
 
 
 @local_shards.due
 def _(x, boxes, rank):
-    return {**due_of(x, boxes, rank), "spec": Of(described(boxes))}
+    return {**due_description(x, boxes, rank), "spec": Of(due_boxes(boxes))}
 
 
 @sharded_law(
     "sharded_tensor.local-tensor",
     source=f"{SOURCE}, ShardedTensor._init_from_local_tensor",
     control="world=2 x=4x3 spec=chunk(0)@0,1",
-    draw=lambda limits: placed(limits, chunks=True),
+    draw=lambda limits: spec_cases(limits, chunks=True),
     draws=30,
 )
-def local_tensor(x: Whole, spec: ShardingSpec, boxes: OwnBoxes, group: Group = None):
-    """Local tensors that are the chunks of a spec are one sharded tensor, without a copy."""
-    local = x[cut(*boxes[0])].contiguous()
+def local_tensor(x: FullTensor, spec: ShardingSpec, boxes: OwnBoxes, group: Group = None):
+    """Local tensors that are the chunks of a spec become one sharded tensor, without a copy."""
+    local = x[box_slices(*boxes[0])].contiguous()
     sharded = compat.init_from_local_tensor(local, spec, *x.shape, process_group=group)
-    return {**told(sharded), "copied": local.numel() > 0 and sharded.local_tensor().data_ptr() != local.data_ptr()}
+    return {**describe(sharded), "copied": local.numel() > 0 and sharded.local_tensor().data_ptr() != local.data_ptr()}
 
 
 @local_tensor.due
 def _(x, boxes, rank: Rank):
-    return {**due_of(x, boxes, rank), "copied": Of(False)}
+    return {**due_description(x, boxes, rank), "copied": Of(False)}
 
 
-TRAINED: dict[str, Callable[..., Any]] = {
+REQUIRING_GRAD: dict[str, Callable[..., Any]] = {
     "scattered": lambda x, spec, boxes, rank: compat.shard_tensor(x.requires_grad_(), spec),
     "local": lambda x, spec, boxes, rank: compat.init_from_local_tensor(
-        x[cut(*boxes[0])].contiguous().requires_grad_(), spec, *x.shape
+        x[box_slices(*boxes[0])].contiguous().requires_grad_(), spec, *x.shape
     ),
     "shards": lambda x, spec, boxes, rank: compat.init_from_local_shards(
         [
             compat.ShardOfTensor.from_tensor_and_offsets(
-                x[cut(offset, size)].contiguous().requires_grad_(), [*offset], rank
+                x[box_slices(offset, size)].contiguous().requires_grad_(), [*offset], rank
             )
             for offset, size in boxes
         ],
@@ -171,7 +170,7 @@ TRAINED: dict[str, Callable[..., Any]] = {
         spec, x.shape, 3.0, dtype=x.dtype, requires_grad=True
     ),
 }
-OF_TRAINED = (
+GRAD_LINES = (
     "world=2 x=4x3 spec=chunk(0)@0,1",
     "world=3 x=5x3:-:float64 spec=chunk(0)@2,0,1",
     "world=2 x=2x5:-:bfloat16 spec=chunk(1)@1,0",
@@ -182,15 +181,17 @@ OF_TRAINED = (
     "sharded_tensor.trained",
     source=f"{SOURCE}, _shard_tensor, init_from_local_shards and the factories: requires_grad",
     control="world=2 x=4x3 spec=chunk(0)@0,1 how=local",
-    sweep=texts(*(f"{line} how={how}" for how in TRAINED for line in OF_TRAINED)),
-    sweeps=len(TRAINED) * len(OF_TRAINED),
+    sweep=texts(*(f"{line} how={how}" for how in REQUIRING_GRAD for line in GRAD_LINES)),
+    sweeps=len(REQUIRING_GRAD) * len(GRAD_LINES),
 )
-def trained(x: Whole, spec: ShardingSpec, boxes: OwnBoxes, how: Annotated[Any, ChoiceField(TRAINED)], rank: Rank):
-    """What is made of elements that require a gradient requires one, as every rank's shards do, which are leaves."""
+def trained(
+    x: FullTensor, spec: ShardingSpec, boxes: OwnBoxes, how: Annotated[Any, ChoiceField(REQUIRING_GRAD)], rank: Rank
+):
+    """A sharded tensor created with requires_grad requires a gradient, and so do its local shards, which are leaves."""
     sharded = how(x.clone(), spec, boxes, rank)
     shards = [shard.tensor for shard in sharded.local_shards()]
     return {
-        **told(sharded),
+        **describe(sharded),
         "asks for a gradient": [sharded.requires_grad, sharded.metadata().tensor_properties.requires_grad],
         "shards that ask for none": sum(not shard.requires_grad for shard in shards),
         "shards that are no leaves": sum(not shard.is_leaf for shard in shards),
@@ -201,40 +202,44 @@ def trained(x: Whole, spec: ShardingSpec, boxes: OwnBoxes, how: Annotated[Any, C
 def _(x, boxes, rank, how):
     full = torch.full_like(x, 3.0) if how == "factory" else x
     return {
-        **due_of(full, boxes, rank),
+        **due_description(full, boxes, rank),
         "asks for a gradient": Of([True, True]),
         "shards that ask for none": Of(0),
         "shards that are no leaves": Of(0),
     }
 
 
-# Moved
+# Gathering and resharding
 
 
 @sharded_law(
     "sharded_tensor.gathered",
     source=f"{SOURCE}, ShardedTensor.gather: creates a full tensor on rank dst",
     control="world=2 x=4x3 spec=0:1,0:3@0;1:4,0:3@1",
-    draw=lambda limits: placed(limits, numbered="dst", hows=("plain", "dtype", "plain", "enforced")),
+    draw=lambda limits: spec_cases(limits, rank_field="dst", hows=("plain", "dtype", "plain", "enforced")),
     draws=60,
 )
-def gathered(x: Whole, boxes: OwnBoxes, rank: Rank, dst: int = 0, how: Word = "plain", group: Group = None):
-    """gather writes the whole tensor, bit for bit, into the tensor that the destination gives."""
-    sharded = in_boxes(x, boxes, rank, group)
+def gathered(x: FullTensor, boxes: OwnBoxes, rank: Rank, dst: int = 0, how: Word = "plain", group: Group = None):
+    """gather writes the full tensor, bit for bit, into the output tensor of the destination rank."""
+    sharded = from_boxes(x, boxes, rank, group)
     out = torch.zeros_like(x) if dist.get_rank(group) == dst else None
     options: dict[str, Any] = {"plain": {}, "dtype": {"dtype": x.dtype}, "enforced": {"enforce_dtype": True}}
     returned = sharded.gather(dst=dst, out=out, **options[how])
-    return {"returned": returned, "gathered": out, **told(sharded)}
+    return {"returned": returned, "gathered": out, **describe(sharded)}
 
 
 @gathered.due
 def _(x, boxes, rank, dst, group):
-    return {"returned": Of(None), "gathered": x if place_in(group, rank) == dst else None, **due_of(x, boxes, rank)}
+    return {
+        "returned": Of(None),
+        "gathered": x if group_rank(group, rank) == dst else None,
+        **due_description(x, boxes, rank),
+    }
 
 
 def reshard_features(case: Case) -> set[str]:
-    """Features of both specs, and of what they are to one another."""
-    found = features("spec", "respec")(case)
+    """The features of both specs, and of the relation between them."""
+    found = spec_features("spec", "respec")(case)
     spec, other = spec_of(case), spec_of(case, "respec")
     assert isinstance(spec, ChunkSpec)
     assert isinstance(other, ChunkSpec)
@@ -252,8 +257,8 @@ def reshard_features(case: Case) -> set[str]:
 
 
 ORDERS = [",".join(map(str, order)) for order in permutations(range(3))]
-# even chunks, of one dim and then of the other, on the ranks in all orders
-TURNED = (
+# even chunks, resharded to the other dim, on ranks in every order
+RESHARDS = (
     *(f"world=3 x=3x6 spec=chunk(0)@0,1,2 respec=chunk(1)@{order}" for order in ORDERS),
     *(f"world=3 x=6x3x2 spec=chunk(1)@{order} respec=chunk(0)@0,1,2" for order in ORDERS[1:]),
     *(f"world=3 x=3x3 spec=chunk(0)@{one} respec=chunk(1)@{other}" for one, other in pairwise(ORDERS)),
@@ -264,35 +269,34 @@ TURNED = (
     "sharded_tensor.reshard",
     source=f"{SOURCE}, ShardedTensor.reshard",
     control="world=2 x=4x4 spec=chunk(0)@0,1 respec=chunk(1)@0,1",
-    sweep=texts(*TURNED),
-    sweeps=len(TURNED),
-    draw=lambda limits: placed(limits, chunks=True, again=True),
+    sweep=texts(*RESHARDS),
+    sweeps=len(RESHARDS),
+    draw=lambda limits: spec_cases(limits, chunks=True, with_respec=True),
     draws=60,
     features=reshard_features,
 )
-def reshard(x: Whole, spec: ShardingSpec, boxes: OwnBoxes, respec: ShardingSpec, group: Group = None):
-    """A sharded tensor of chunks becomes, by reshard, the one of any other chunks: along any dim, on the ranks in any
-    order."""
-    sharded = compat.init_from_local_tensor(x[cut(*boxes[0])].contiguous(), spec, *x.shape, process_group=group)
-    moved = sharded.reshard(respec)
-    return {**told(moved), "has the spec": moved.sharding_spec() == respec}
+def reshard(x: FullTensor, spec: ShardingSpec, boxes: OwnBoxes, respec: ShardingSpec, group: Group = None):
+    """reshard changes a sharded tensor with a chunk spec to any other chunk spec, of any dim and order of ranks."""
+    sharded = compat.init_from_local_tensor(x[box_slices(*boxes[0])].contiguous(), spec, *x.shape, process_group=group)
+    resharded = sharded.reshard(respec)
+    return {**describe(resharded), "has the spec": resharded.sharding_spec() == respec}
 
 
 @reshard.due
 def _(x, respec, rank: Rank):
-    return {**due_of(x, respec.shards(tuple(x.shape)), rank), "has the spec": Of(True)}
+    return {**due_description(x, respec.shards(tuple(x.shape)), rank), "has the spec": Of(True)}
 
 
 LAWS = [
-    law_of_factory(
+    factory_law(
         "chunk",
-        "A factory makes a sharded tensor of the chunks that its spec names: as torch.chunk cuts, each on its rank.",
+        "A factory creates a sharded tensor with the chunks of its spec, cut as by torch.chunk, each on its rank.",
         "ChunkShardingSpec: in line with torch.chunk; sharded_tensor.zeros and others",
         "chunk(0)@0,1",
     ),
-    law_of_factory(
+    factory_law(
         "boxes",
-        "A factory makes a sharded tensor of the boxes that its spec enumerates, several on a rank or none.",
+        "A factory creates a sharded tensor with the boxes of its spec, any number of them on each rank.",
         "EnumerableShardingSpec: exactly how each shard is laid out",
         "0:1,0:3@0;1:4,0:3@1",
     ),

@@ -1,1 +1,1 @@
-"""What laws of several chapters share."""
+"""Fields and strategies that laws of several chapters share."""

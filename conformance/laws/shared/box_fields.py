@@ -1,4 +1,4 @@
-"""Boxes of a tensor as acts take them: an offset and a size."""
+"""Fields for boxes of a tensor, which acts get as ``(offset, size)``."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def boxes_values(boxes: Iterable[Box]) -> list[tuple[Shape, Shape]]:
 
 
 class BoxesField(Field):
-    """Boxes of the tensor in the field ``of``, whose shape alone counts."""
+    """Boxes of the tensor, or shape, in the field ``tensor``."""
 
     takes = "boxes START:END,...;..., a START:END for each dim of the tensor, or - for none"
 
-    def __init__(self, of: str = "x") -> None:
-        self.of = of
+    def __init__(self, tensor: str = "x") -> None:
+        self.tensor = tensor
 
     def fields(self, name: str) -> tuple[str, ...]:
-        return name, self.of
+        return name, self.tensor
 
     def ndim(self, case: Case) -> int:
-        return len(TensorSpec.parse(case.get(self.of)).shape)
+        return len(TensorSpec.parse(case.get(self.tensor)).shape)
 
     def read(self, case: Case, name: str) -> Any:
         return parse_boxes(case.get(name), self.ndim(case))
@@ -45,7 +45,7 @@ class BoxesField(Field):
 
 
 class BoxField(BoxesField):
-    """One of them."""
+    """One box of the tensor in the field ``tensor``."""
 
     takes = "a box START:END,..., a START:END for each dim of the tensor, such as 0:4,2:6"
 

@@ -1,4 +1,4 @@
-"""Fields that follow from others of a case (operands, gradients, placements beside ``x``), and calls by their names."""
+"""Fields whose value is computed from other fields of a case (operands, gradients), and named expressions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global
-from shardlaw.conformance.law.fields import Field, PlacementsField, ScriptArgument, TensorField
+from shardlaw.conformance.law.fields import Field, ScriptArgument, TensorField
 from shardlaw.conformance.law.literal import literal
 from shardlaw.reference.notation import NotationError
-from shardlaw.reference.placement import Placements as RefPlacements
 
-Made = Global | torch.Tensor | None
+DerivedValue = Global | torch.Tensor | None
 
 
 def operand(case: Case, name: str = "x") -> Global:
@@ -25,45 +24,37 @@ def operand(case: Case, name: str = "x") -> Global:
     return Global.of(case.tensor(name), case.mesh(), case.seed)
 
 
-class Derived(TensorField):
-    """A tensor that ``of`` makes of a case.
+class DerivedField(TensorField):
+    """A tensor that ``derive`` computes from a case.
 
-    Of a :class:`Global` the act gets a DTensor (with ``local`` the rank's part of it), of a dense tensor a copy, of
-    ``None`` none. ``named`` are the fields that only it reads.
+    If that returns a :class:`Global`, the act gets a DTensor, or with ``local`` its local tensor; if a dense tensor, a
+    copy; if ``None``, ``None``. ``reads``: the fields of the case that no other parameter reads.
     """
 
-    def __init__(self, of: Callable[[Case], Made], *, local: bool = False, named: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, derive: Callable[[Case], DerivedValue], *, local: bool = False, reads: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(local=local)
-        self.of, self.named = of, named
+        self.derive, self.reads = derive, reads
 
     def fields(self, name: str) -> tuple[str, ...]:
-        return self.named
+        return self.reads
 
     def read(self, case: Case, name: str) -> Any:
-        return self.of(case)
+        return self.derive(case)
 
-    def build(self, value: Made, here: Any) -> Any:
+    def build(self, value: DerivedValue, here: Any) -> Any:
         if isinstance(value, Global):
             return super().build(value, here)
         return None if value is None else here.tensor(value.clone())
 
-    def to_script(self, value: Made, name: str, world: int) -> ScriptArgument:
+    def to_script(self, value: DerivedValue, name: str, world: int) -> ScriptArgument:
         return super().to_script(value, name, world) if isinstance(value, Global) else ScriptArgument(literal(value))
-
-
-class PlacementsOfX(PlacementsField):
-    """The placements that the field ``x`` has."""
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return ()
-
-    def read(self, case: Case, name: str) -> RefPlacements:
-        return case.tensor("x").placements or ()
 
 
 @dataclass(frozen=True)
 class Call:
-    """An expression in operands, as a function of them; not ``exact`` where it rounds."""
+    """A function of ``operands``, such as ``x, y``: the expression ``text``. ``exact``: it does not round."""
 
     operands: str
     text: str
@@ -83,7 +74,7 @@ class Call:
 
 
 class CallField(Field):
-    """The name of one of some expressions in ``operands``; those in ``rounding`` are not exact."""
+    """The name of one of the expressions ``texts``; those in ``rounding`` are not exact."""
 
     def __init__(self, operands: str, texts: Mapping[str, str], rounding: Collection[str] = ()) -> None:
         self.calls = {name: Call(operands, text, name not in rounding) for name, text in texts.items()}
@@ -98,5 +89,4 @@ class CallField(Field):
         return ScriptArgument(value.source)
 
 
-Whole = Annotated[torch.Tensor, Derived(lambda case: case.tensor("x").build(case.seed))]
-OwnPlacements = Annotated[list[Any], PlacementsOfX()]
+DenseX = Annotated[torch.Tensor, DerivedField(lambda case: case.tensor("x").build(case.seed))]

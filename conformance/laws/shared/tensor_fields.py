@@ -1,20 +1,20 @@
-"""Fields of laws about a tensor ``x`` on a mesh: what each rank passes or holds of it, and its parts by themselves.
+"""Fields of laws about a tensor ``x`` on a mesh: the full tensor, its shards, and its shape, stride, dtype, placements.
 
-=============  =================================================  ==========================
-annotation     the act gets                                       the due function gets
-=============  =================================================  ==========================
-``Whole``      the tensor, dense, in memory as its text says      :class:`~.due.Global`
-``OwnWhole``   the same, on every rank of values of its own       :class:`OwnValues`
-``Held``       what the rank holds of it, a plain tensor          :class:`~.due.Global`
-``Shards``     its shards, where ``boxes`` says who holds what    :class:`Boxed`
-``Offsets``    the offsets of these                               :class:`Boxed`
-``ShapeOf``    its shape                                          a tuple
-``StrideOf``   its global stride                                  a tuple
-``DtypeOf``    its dtype                                          it
-``PlacedAs``   its placements, as they are written                the reference's
-``GlobalOf``   (of due functions alone)                           :class:`~.due.Global`
-``BoxedOf``    (of due functions alone)                           :class:`Boxed`
-=============  =================================================  ==========================
+=================  ==========================================  ==========================
+annotation         the act gets                                the due function gets
+=================  ==========================================  ==========================
+``FullTensor``     the full tensor, dense, with its memory     :class:`~.due.Global`
+``OwnFullTensor``  the same, with other values on every rank   :class:`OwnValues`
+``LocalShard``     the local shard of the rank                 :class:`~.due.Global`
+``Shards``         the local shards, of the field ``boxes``    :class:`BoxedTensor`
+``Offsets``        the offsets of these                        :class:`BoxedTensor`
+``ShapeOf``        the shape                                   a tuple
+``StrideOf``       the global stride                           a tuple
+``DtypeOf``        the dtype                                   the dtype
+``PlacementsOf``   the placements, as the case writes them     those of the reference
+``GlobalOf``       (for due functions only)                    :class:`~.due.Global`
+``BoxedOf``        (for due functions only)                    :class:`BoxedTensor`
+=================  ==========================================  ==========================
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def layout_of(case: Case) -> Layout:
 
 
 class WholeField(TensorField):
-    """A tensor that every rank passes whole, in order to have it laid out."""
+    """The full tensor, on every rank."""
 
     def build(self, value: Global, here: RankContext) -> Any:
         return here.tensor(value.full)
@@ -56,15 +56,15 @@ class WholeField(TensorField):
 
 
 class ByRankField(Field):
-    """What every rank has of its own: ``of`` gives it from the value that ``read_case`` makes of a case and its name.
+    """A value that differs by rank: ``value_of(value, rank)``, where ``value`` is ``read_case(case, name)``.
 
-    ``reads``: the fields that it takes, beside the mesh; its own where none is named.
+    ``reads``: the fields of the case that it reads besides ``mesh``; by default its own.
     """
 
     takes = TensorField.takes
 
-    def __init__(self, read_case: Callable[[Case, str], Any], of: Callable[[Any, int], Any], *reads: str) -> None:
-        self.read_case, self.of, self.reads = read_case, of, reads
+    def __init__(self, read_case: Callable[[Case, str], Any], value_of: Callable[[Any, int], Any], *reads: str) -> None:
+        self.read_case, self.value_of, self.reads = read_case, value_of, reads
 
     def fields(self, name: str) -> tuple[str, ...]:
         return *(self.reads or (name,)), "mesh"
@@ -73,29 +73,29 @@ class ByRankField(Field):
         return self.read_case(case, name)
 
     def build(self, value: Any, here: RankContext) -> Any:
-        own = self.of(value, here.rank)
+        own = self.value_of(value, here.rank)
         if isinstance(own, list):
             return [here.tensor(one) if isinstance(one, torch.Tensor) else one for one in own]
         return here.tensor(own)
 
     def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
-        by_rank = {rank: self.of(value, rank) for rank in range(world)}
+        by_rank = {rank: self.value_of(value, rank) for rank in range(world)}
         return ScriptArgument(f"{name.upper()}[rank]", tuple(texts.rank_table(name.upper(), by_rank)))
 
 
 def global_x(case: Case, name: str = "x") -> Global:
-    """The tensor ``x``, whatever the field is called."""
+    """The tensor ``x`` of a case, whatever the name of the parameter."""
     return Global.of(case.tensor("x"), case.mesh(), case.seed)
 
 
-def held(x: Global, rank: int) -> torch.Tensor:
-    """What a rank holds of a tensor; outside its mesh an empty tensor of one dim."""
+def local_shard(x: Global, rank: int) -> torch.Tensor:
+    """The local shard of a rank; outside the mesh an empty 1-D tensor."""
     return torch.empty(0, dtype=x.full.dtype) if x.mesh.coord(rank) is None else x.local(rank)
 
 
 @dataclass(frozen=True)
 class OwnValues:
-    """A tensor of which every rank has values of its own; ``step`` is how far the seeds of two ranks are apart."""
+    """A tensor with different values on every rank; ``step``: the difference between the seeds of two ranks."""
 
     spec: TensorSpec
     mesh: Mesh
@@ -106,7 +106,7 @@ class OwnValues:
         """The tensor with the values of ``rank``."""
         return Global.of(self.spec, self.mesh, self.seed + self.step * (rank + 1))
 
-    def whole(self, rank: int) -> torch.Tensor:
+    def full(self, rank: int) -> torch.Tensor:
         return self.of(rank).full
 
 
@@ -115,15 +115,15 @@ def own_values(case: Case, name: str) -> OwnValues:
 
 
 @dataclass(frozen=True)
-class Boxed:
-    """A dense tensor ``full`` handed out in boxes, which no placements name, each with the rank that holds it."""
+class BoxedTensor:
+    """A dense tensor ``full`` that ranks hold in boxes which need not be those of placements."""
 
     full: torch.Tensor
     mesh: Mesh
     shards: shards.Shards
 
     @classmethod
-    def of(cls, case: Case, name: str = "x") -> Boxed:
+    def of(cls, case: Case, name: str = "x") -> BoxedTensor:
         spec = case.tensor("x")
         return cls(
             spec.build(case.seed), case.mesh(), shards.Shards.parse(spec.shape, case.get("boxes"), one_rank_each=True)
@@ -141,7 +141,7 @@ class Boxed:
 
 
 class PartField(Field):
-    """One part of what the field ``x`` says: it need not name a layout that there is."""
+    """One attribute of the field ``x``, which need not be a valid layout."""
 
     takes = TensorField.takes
 
@@ -172,14 +172,14 @@ class PartField(Field):
         return ScriptArgument(texts.literal(torch.Size(value) if self.part == "shape" else value))
 
 
-Whole = Annotated[torch.Tensor, WholeField()]
-OwnWhole = Annotated[torch.Tensor, ByRankField(own_values, OwnValues.whole)]
-Held = Annotated[torch.Tensor, ByRankField(global_x, held, "x")]
-Shards = Annotated[list[torch.Tensor], ByRankField(Boxed.of, Boxed.parts, "x", "boxes")]
-Offsets = Annotated[list[tuple[int, ...]], ByRankField(Boxed.of, Boxed.offsets, "x", "boxes")]
+FullTensor = Annotated[torch.Tensor, WholeField()]
+OwnFullTensor = Annotated[torch.Tensor, ByRankField(own_values, OwnValues.full)]
+LocalShard = Annotated[torch.Tensor, ByRankField(global_x, local_shard, "x")]
+Shards = Annotated[list[torch.Tensor], ByRankField(BoxedTensor.of, BoxedTensor.parts, "x", "boxes")]
+Offsets = Annotated[list[tuple[int, ...]], ByRankField(BoxedTensor.of, BoxedTensor.offsets, "x", "boxes")]
 ShapeOf = Annotated[torch.Size, PartField("shape")]
 StrideOf = Annotated[tuple[int, ...], PartField("stride")]
 DtypeOf = Annotated[torch.dtype, PartField("dtype")]
-PlacedAs = Annotated[list[Any], PartField("placements")]
+PlacementsOf = Annotated[list[Any], PartField("placements")]
 GlobalOf = Annotated[Global, TensorField()]
-BoxedOf = Annotated[Boxed, ByRankField(Boxed.of, Boxed.parts, "x", "boxes")]
+BoxedOf = Annotated[BoxedTensor, ByRankField(BoxedTensor.of, BoxedTensor.parts, "x", "boxes")]
