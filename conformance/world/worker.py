@@ -329,7 +329,7 @@ def join_process_group(rank: int, device: int, target: Target, spawn: protocol.S
         init_method=method.format(folder=spawn.folder, host=f"[{host}]" if ":" in host else host, port=spawn.port),
         rank=rank,
         world_size=spawn.size,
-        timeout=timedelta(seconds=max(60.0, 6 * target.timeout)),
+        timeout=timedelta(seconds=max(600.0, 6 * target.timeout)),  # the driver ends ranks that hang before the backend does
         **init_options(target),
     )
 
