@@ -227,12 +227,12 @@ class Rank:
         return self._groups
 
     def _count_collectives(self) -> dict[str, int]:
-        """How many collectives each group has run; empty where the backend does not count them."""
-        try:
-            # called on the group, not on the class: a backend in Python may override the method
-            return {name: int(getattr(group, self._sequence_number.__name__)()) for name, group in self._live_groups()}
-        except Exception:
-            return {}
+        """How many collectives each group has run, of those whose backend counts them."""
+        counts = {}
+        for name, group in self._live_groups():
+            with suppress(Exception):  # called on the group, not on the class: a backend in Python may override the method
+                counts[name] = int(getattr(group, self._sequence_number.__name__)())
+        return counts
 
     def _output_since(self, since: int) -> str:
         """What this rank has printed after the first ``since`` bytes of its output, cut to its end."""

@@ -4,6 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from shardlaw.conformance.world.observer import LocalObserver
 from shardlaw.conformance.world.output import read_tail
 from shardlaw.conformance.world.progress import BUFFER_BYTES, PARKED, RUNNING, Position, ProgressPage
 from shardlaw.conformance.world.watch import Watch
+from shardlaw.conformance.world.worker import Rank
 from shardlaw.conformance.world.world import Job, World
 from tests.faults.conftest import LAWS
 
@@ -151,6 +153,17 @@ def test_rank_that_verifies_many_groups_makes_progress(tmp_path: Path) -> None:
     before = world.progress()
     rank.set_position(1, 5, 3, PARKED, 1)
     assert world.progress() != before
+
+
+def test_a_group_that_counts_nothing_hides_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise RuntimeError("does not support sequence numbers")
+
+    rank = object.__new__(Rank)
+    rank._sequence_number = refuse
+    groups = [("0", SimpleNamespace(refuse=lambda: 3)), ("1", SimpleNamespace(refuse=refuse))]
+    monkeypatch.setattr(rank, "_live_groups", lambda: groups)
+    assert rank._count_collectives() == {"0": 3}
 
 
 def test_batch_is_over_when_every_rank_says_so_and_nothing_is_due(tmp_path: Path) -> None:
