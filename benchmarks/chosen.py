@@ -46,7 +46,7 @@ from shardlaw.strategies.op_corners import corner_gradients, corner_samples
 from shardlaw.strategies.op_programs import family_histories
 
 HERE = Path(__file__).parent
-TRIED_WHOLE = {"collective", "crash", "engine", "plan", "random", "sharded_tensor"}  # that cost little
+TRIED_WHOLE = {"collective", "crash", "engine", "op.local", "plan", "random", "sharded_tensor"}  # chapters and laws that cost little
 TOLD_APART = {"layout", "mesh", "optimizer", "roundtrip"}  # where a word, such as that of the call that fails, is what a case asks
 SAID_WORTH = 16.0  # of a call under placements, or of a block of torch, where that of a block under a feature is 1
 LEAST_WORTH = 2200.0
@@ -178,7 +178,7 @@ def tried_whole(cases: Iterable[Tried]) -> set[str]:
     return {
         name
         for name, its in by_name.items()
-        if name.partition(".")[0] in TRIED_WHOLE
+        if TRIED_WHOLE & {name, name.partition(".")[0]}
         or any(find(case.law).checks for case in its)  # each of which asks much of the same lines
         or sum(case.cost for case in its) < CHEAP
         or all(REFUSED in features_of(Case.parse(case.text), find(case.law)) for case in its)
