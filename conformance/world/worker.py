@@ -216,13 +216,17 @@ class Rank:
             raise RuntimeError("a group no longer adds up")
 
     def _live_groups(self) -> list[tuple[str, Any]]:
-        """The process groups of this rank, sorted by name, an order in which all their members agree; the default group where they cannot
-        be listed."""
+        """The process groups of this rank that have a name, sorted by it, an order in which all their members agree; the default group
+        where they cannot be listed."""
         if self._registry is None:
             return [("default", None)]
         if self._listed_groups != (live := list(self._registry.pg_map)):
             self._listed_groups = live
-            self._groups = sorted(((str(group.group_name), group) for group in live), key=lambda item: (len(item[0]), item[0]))
+            named = []
+            for group in live:
+                with suppress(RuntimeError):  # a group that Python creates may have no name
+                    named.append((str(group.group_name), group))
+            self._groups = sorted(named, key=lambda item: (len(item[0]), item[0]))
             self._send_later(protocol.Groups({name: tuple(dist.get_process_group_ranks(group)) for name, group in self._groups}))
         return self._groups
 
