@@ -234,8 +234,10 @@ class Rank:
         """How many collectives each group has run, of those whose backend counts them."""
         counts = {}
         for name, group in self._live_groups():
-            with suppress(Exception):  # called on the group, not on the class: a backend in Python may override the method
+            try:  # called on the group, not on the class: a backend in Python may override the method
                 counts[name] = int(getattr(group, self._sequence_number.__name__)())
+            except Exception:
+                continue
         return counts
 
     def _output_since(self, since: int) -> str:

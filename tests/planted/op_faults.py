@@ -36,13 +36,24 @@ def results_claimed_whole() -> None:
 
 
 def strides_of_a_transpose_claimed() -> None:
-    """Results claim their strides in reverse. Every op law sees it: see ``test_op_strides``."""
+    """Results claim their strides in reverse. Every op law sees it: see ``test_op_claims``."""
 
     @instead(ShardingPropagator, "propagate_op_sharding_non_cached")
     def fault(true: Any, self: Any, schema: Any) -> Any:
         found = true(self, schema)
         for spec in _each_spec(found.output_spec):
             spec.tensor_meta = spec.tensor_meta._replace(stride=spec.tensor_meta.stride[::-1])
+        return found
+
+
+def operands_left_under_other_placements() -> None:
+    """An op leaves its operands with other placements than they had, and the same local tensors: see ``test_op_claims``."""
+
+    @instead(ShardingPropagator, "propagate_op_sharding_non_cached")
+    def fault(true: Any, self: Any, schema: Any) -> Any:
+        found = true(self, schema)
+        for spec in schema.args_spec:
+            spec.placements = tuple(Replicate() for _ in spec.placements)
         return found
 
 

@@ -83,7 +83,7 @@ def sweep_pairs(limits: Limits) -> list[Case]:
     "redistribute.idempotent",
     source=DOC,
     control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(0)",
-    draw=draw_moves(kinds=("R", "S", "_S"), tables=False),
+    draw=draw_moves(kinds=("R", "S", "_S"), permuted=False),
     draws=50,
     weight=0.5,
 )

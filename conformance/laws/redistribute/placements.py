@@ -20,12 +20,12 @@ DOC = "torch.distributed.tensor docs, DTensor.redistribute"
 
 
 def draw_moves(
-    *, kinds: tuple[str, ...] = ("R", "S", "_S", "P"), tables: bool = True, **options: Any
+    *, kinds: tuple[str, ...] = ("R", "S", "_S", "P"), permuted: bool = True, **options: Any
 ) -> Callable[[Limits], st.SearchStrategy[Case]]:
     """Redistributions from and to placements of these kinds; ``options`` are those of :func:`draws.moved`."""
 
     def draw(limits: Limits) -> st.SearchStrategy[Case]:
-        on = draws.meshes(limits, permuted=tables)
+        on = draws.meshes(limits, permuted=permuted)
         return draws.redistribution_cases(limits, on=on, kinds=kinds, targets=kinds, dtypes=limits.dtypes, **options)
 
     return draw
@@ -66,7 +66,7 @@ def _(x: Global, to, rank: Rank):
     "redistribute.path",
     source=DOC,
     control="mesh=2x2 x=5x6:S(0),S(1) via=S(1),R to=S(0),S(0)",
-    draw=draw_moves(tables=False, via=True),
+    draw=draw_moves(permuted=False, via=True),
     draws=160,
     sweep=draws.permuted_mesh_cases("S(0)", via="R", to="S(1)"),
     sweeps=3,
@@ -87,7 +87,7 @@ def _(x: Global, via, to):
     "redistribute.back",
     source=DOC,
     control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(0)",
-    draw=draw_moves(kinds=("R", "S", "_S"), tables=False),
+    draw=draw_moves(kinds=("R", "S", "_S"), permuted=False),
     draws=120,
     sweep=draws.permuted_mesh_cases("S(1)", to="S(0)"),
     sweeps=3,
@@ -179,7 +179,7 @@ def _(x: Global, rank: Rank):
     "redistribute.async",
     source=f"{DOC} (async_op)",
     control="mesh=2x2 x=5x6:S(0),S(1) to=R,S(1)",
-    draw=draw_moves(tables=False),
+    draw=draw_moves(permuted=False),
     draws=70,
     sweep=draws.permuted_mesh_cases("S(0)", to="R"),
     sweeps=3,
