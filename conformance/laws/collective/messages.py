@@ -42,6 +42,8 @@ class MessagesField(Field):
             found.append((int(source), int(destination), int(tag or 0), payload(spec.shape, DTYPES[spec.dtype], at)))
         if any(not 0 <= at < case.mesh().size for message in found for at in message[:2]):
             raise NotationError(f"{case.get(name)!r}: no such member")
+        if case.get("by", "") == "anyone" and len({pair[:2] for pair in found}) > len({pair[1] for pair in found}):
+            raise NotationError(f"{case.get(name)!r}: by=anyone takes one source for each destination")
         return found
 
     def build(self, value: Any, here: RankContext) -> Any:
@@ -56,15 +58,18 @@ def messages(
     group: Group,
     how: Literal["batch", "works", "blocking"],
     receive: Literal["reversed"] | None = None,
-    by: Literal["position"] | None = None,
+    by: Literal["position", "anyone"] | None = None,
 ):
-    """Send and receive this rank's messages, in the order in which they are listed where ``how`` is blocking."""
+    """Send and receive this rank's messages, in the order in which they are listed where ``how`` is blocking; ``by``
+    anyone receives without saying from whom."""
     here, ranks = dist.get_rank(group), dist.get_process_group_ranks(group)
     received = {at: torch.full_like(tensor, STALE) for at, (_, to, _, tensor) in enumerate(sends) if to == here}
     own = [at for at, (source, *_) in enumerate(sends) if source == here or at in received]
 
     def peer(key, position):
-        return {f"group_{key}": position} if by else {key: ranks[position]}
+        if by == "anyone" and key == "src":
+            return {}
+        return {f"group_{key}": position} if by == "position" else {key: ranks[position]}
 
     def post(at, send, receive):
         source, to, tag, tensor = sends[at]
@@ -79,9 +84,8 @@ def messages(
         return dist.P2POp(dist.irecv, received[at], ranks[source], group, tag)
 
     if how == "blocking":
-        for at in own:
-            post(at, dist.send, dist.recv)
-        return {"message": list(received.values())}
+        senders = [sender for at in own if (sender := post(at, dist.send, dist.recv)) is not None]
+        return {"message": list(received.values()), "sender": senders}
     # first what this rank sends, in order, then what it receives, with ``receive=reversed`` the last tag first
     own.sort(key=lambda at: (at in received, -sends[at][2] if receive and at in received else 0))
     if how == "batch":
@@ -93,9 +97,11 @@ def messages(
     return {"message": list(received.values())}
 
 
-def messages_due(sends, group, rank: Rank):
+def messages_due(sends, group, how, rank: Rank):
     arrived = collective.deliver(sends)
-    return {"message": [arrived[source, to, tag].pop(0) for source, to, tag, _ in sends if group[to] == rank]}
+    received = [(source, to, tag) for source, to, tag, _ in sends if group[to] == rank]
+    due = {"message": [arrived[message].pop(0) for message in received]}
+    return due | ({"sender": [group[source] for source, *_ in received]} if how == "blocking" else {})
 
 
 @st.composite
@@ -105,14 +111,19 @@ def draw_messages(draw: st.DrawFn, limits: Limits, tags: bool) -> Case:
     sends = draw(st.lists(st.sampled_from(pairs), min_size=1, max_size=6))
     tagged = [f"{i}-{j}:{draw(st.integers(0, 2))}" if tags else f"{i}-{j}" for i, j in sends]
     x = TensorSpec(draw(shapes(max_size=5)), None, draw(st.sampled_from([limits.dtypes[0], *limits.dtypes])))
-    how = draw(st.sampled_from(("batch", "works") if tags else ("batch", "batch", "works", "blocking")))
+    ways, by = ["batch", "batch", "works", "blocking"], [None, None, "position"]
+    if tags:
+        ways = ["batch", "works"]
+    if tags and len({to for _, to in sends}) == len({*sends}):  # NCCL has neither tags nor messages from anyone
+        ways, by = [*ways, "blocking"], [*by, "anyone"]
+    how = draw(st.sampled_from(ways))
     return fields(
         mesh=mesh,
         x=x,
         sends="/".join(tagged),
         how=how,
         receive="reversed" if tags and draw(st.booleans()) else None,
-        by="position" if how != "batch" and draw(draws.one_in(3)) else None,
+        by=None if how == "batch" else draw(st.sampled_from(by)),
     )
 
 
@@ -166,6 +177,7 @@ OBJECTS = {
 OBJECT_CALLS = Literal[
     "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list"
 ]
+LISTS = ("broadcast_object_list", "send_object_list")  # take lists of any length
 
 
 class ValuesField(Field):
@@ -187,7 +199,10 @@ def draw_objects(draw: st.DrawFn, limits: Limits) -> Case:
     names = draw(st.lists(st.sampled_from(sorted(OBJECTS)), min_size=1, max_size=3))
     root = draw(st.integers(0, mesh.size - 1)) if call != "all_gather_object" else 0
     by = "position" if call != "all_gather_object" and draw(draws.one_in(3)) else None
-    return fields(mesh=mesh, call=call, values=".".join(names), root=root or None, by=by)
+    if call == "send_object_list" and draw(draws.one_in(6)):
+        by = "anyone"
+    count = draw(st.integers(0, 3)) if call in LISTS and draw(draws.one_in(3)) else 2
+    return fields(mesh=mesh, call=call, values=".".join(names), root=root or None, by=by, count=count if count != 2 else None)
 
 
 @draws.collective_law(
@@ -206,9 +221,10 @@ def objects(
     call: OBJECT_CALLS,
     values: Annotated[list[str], ValuesField()],
     root: int = 0,
-    by: Literal["position"] | None = None,
+    by: Literal["position", "anyone"] | None = None,
+    count: int = 2,
 ):
-    """Collectives of objects deliver values of any type and size unchanged."""
+    """Collectives of objects deliver values of any type and size unchanged, and tell a receiver who sent them."""
     at, size = dist.get_rank(group), dist.get_world_size(group)
     to = (root + 1) % size
 
@@ -216,11 +232,15 @@ def objects(
         name = values[(member + part) % len(values)]
         return [name, member, part, OBJECTS[name]]
 
-    def peer(key, position):
-        return {f"group_{key}": position} if by else {key: dist.get_process_group_ranks(group)[position]}
+    ranks, sender = dist.get_process_group_ranks(group), None
 
-    row = [value(root, part) for part in range(size if call == "scatter_object_list" else 2)]
-    got, want = [STALE, STALE], row
+    def peer(key, position):
+        if by == "anyone" and key == "src":
+            return {}
+        return {f"group_{key}": position} if by == "position" else {key: ranks[position]}
+
+    row = [value(root, part) for part in range(size if call == "scatter_object_list" else count)]
+    got, want = [STALE] * count, row
     if call in ("all_gather_object", "gather_object"):
         got, want = [STALE] * size, [value(member) for member in range(size)]
     if call == "all_gather_object":
@@ -238,16 +258,18 @@ def objects(
         dist.send_object_list(row, group=group, **peer("dst", to))
         got = row
     elif at == to:
-        dist.recv_object_list(got, group=group, **peer("src", root))
+        sender = dist.recv_object_list(got, group=group, **peer("src", root))
     else:
-        want = [STALE, STALE]
+        want = got
     return {
         # texts also tell types, dtypes and the elements of these small tensors
         "wrong values": [(mine, sent) for mine, sent in zip(got, want, strict=False) if repr(mine) != repr(sent)],
         "count": len(got) - len(want),
+        "sender": sender,
     }
 
 
 @objects.due
-def _():
-    return {"wrong values": [], "count": 0}
+def _(group, call, rank: Rank, root=0):
+    receives = call == "send_object_list" and rank == group[(root + 1) % len(group)]
+    return {"wrong values": [], "count": 0, "sender": group[root] if receives else None}
