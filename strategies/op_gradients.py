@@ -149,6 +149,12 @@ def plainest(op: Op) -> Backward:
     return Backward(sample, _differentiable_args(op, variant)[:1], None)
 
 
+def pending_incoming(op: Op) -> Backward:
+    """The sample of :func:`plainest` with a pending sum as the incoming gradient, to all differentiable operands: what is linear in the
+    gradient may leave its result pending."""
+    return replace(plainest(op), wrt=_differentiable_args(op, differentiable_variants(op)[0]), arrives=(Pending("sum"),))
+
+
 def _gradient_placements(arg: Arg, dtype: str) -> list[Placement]:
     """The shards of an argument, a pending sum where it can have one, the shards again, and a replica."""
     replica, *others = single_placements(arg, dtype)

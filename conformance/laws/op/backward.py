@@ -36,6 +36,7 @@ from shardlaw.strategies.op_gradients import (
     Backward,
     GradientSweep,
     gradient_samples,
+    pending_incoming,
     plainest,
     unusual_gradient,
 )
@@ -253,9 +254,12 @@ def backward_law(op: Op) -> Law:
         draw=lambda limits: to_cases(gradient_samples(op, world_size=limits.world_size)),
         draws=DRAWS,
         sweep=lambda limits: LazyCases(
-            Chained(unusual_gradient(op, limits.world_size), GradientSweep(op, limits.world_size)), to_case
+            Chained(
+                [pending_incoming(op), *unusual_gradient(op, limits.world_size)], GradientSweep(op, limits.world_size)
+            ),
+            to_case,
         ),
-        sweeps=1 + (LIGHT_SWEEPS if op.light else SWEEPS),
+        sweeps=2 + (LIGHT_SWEEPS if op.light else SWEEPS),
         seconds=SECONDS.get(op.name, 0.0),
     )
 
