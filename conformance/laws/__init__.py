@@ -137,6 +137,7 @@ MODULES = (
     "op.refusals",
     "collective.in_flight",
     "collective.functional",
+    "collective.autograd",
     "collective.groups",
     "collective.messages",
     "collective.payloads",

@@ -55,8 +55,8 @@ def check_case(law: Law, case: Case) -> None:
             raise UsageError(f"case {case.text!r} wants {case.world} ranks: want 1 to {MAX_RANKS}")
         _ = case.seed
         check_case(law, case)
-        for act in law.acts:
-            _compute_due(act, case)
+        for stage, act in enumerate(law.acts):
+            _compute_due(act, case, min(law.member_ranks(case, stage) or [0]))
     except Meaningless as error:
         raise UsageError(f"case {case.text!r} asks for nothing: {error}") from None
     except (LayoutError, MeshError) as error:
@@ -65,13 +65,12 @@ def check_case(law: Law, case: Case) -> None:
         raise UsageError(str(error)) from None
 
 
-def _compute_due(act: Act, case: Case) -> None:
-    """Call the due function, as every rank will. Raises :class:`UsageError`, with file and line, for an error in the due function
-    itself."""
+def _compute_due(act: Act, case: Case, rank: int) -> None:
+    """Call the due function as ``rank`` will. Raises :class:`UsageError`, with file and line, for an error in the due function itself."""
     from shardlaw.conformance.law.due import Meaningless
 
     try:
-        act.due_on(case, 0, case.world)
+        act.due_on(case, rank, case.world)
     except (Meaningless, LayoutError, MeshError, NotationError):
         raise
     except Exception as error:

@@ -201,8 +201,8 @@ def draw_objects(draw: st.DrawFn, limits: Limits) -> Case:
     by = "position" if call != "all_gather_object" and draw(draws.one_in(3)) else None
     if call == "send_object_list" and draw(draws.one_in(6)):
         by = "anyone"
-    count = draw(st.integers(0, 3)) if call in LISTS and draw(draws.one_in(3)) else 2
-    return fields(mesh=mesh, call=call, values=".".join(names), root=root or None, by=by, count=count if count != 2 else None)
+    count = draw(st.sampled_from((None, None, None, 0, 1, 3))) if call in LISTS else None
+    return fields(mesh=mesh, call=call, values=".".join(names), root=root or None, by=by, count=count)
 
 
 @draws.collective_law(
