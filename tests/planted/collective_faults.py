@@ -310,3 +310,12 @@ def gradients_come_twice() -> None:
         @instead(function, "backward")
         def fault(true: Any, ctx: Any, *gradients: Any) -> Any:
             return tuple(None if gradient is None else 2 * gradient for gradient in true(ctx, *gradients))
+
+
+def receivers_are_told_of_themselves() -> None:
+    for name in ("recv", "recv_object_list"):
+
+        @instead(dist, name)
+        def fault(true: Any, *args: Any, **options: Any) -> int:
+            true(*args, **options)
+            return dist.get_rank()
