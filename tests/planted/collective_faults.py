@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch.distributed.nn import functional
 
 from tests.planted.hook import breaks, instead
 
@@ -304,7 +305,7 @@ def functional_gradient_is_local() -> None:
 
 @breaks("collective.autograd[*]")
 def gradients_come_twice() -> None:
-    functions = [one for one in vars(dist.nn.functional).values() if isinstance(one, type) and "backward" in vars(one)]
+    functions = [one for one in vars(functional).values() if isinstance(one, type) and "backward" in vars(one)]
     for function in functions:
 
         @instead(function, "backward")

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from torch.distributed.nn import functional
 
 from shardlaw.conformance.law import act
 from shardlaw.conformance.law.case import Case
@@ -27,15 +28,15 @@ from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.tensors import lay_out
 
 CALLS = {
-    "all_reduce": lambda xs, outs, **options: dist.nn.functional.all_reduce(xs[0], **options),
-    "reduce": lambda xs, outs, **options: dist.nn.functional.reduce(xs[0], **options),
-    "broadcast": lambda xs, outs, **options: dist.nn.functional.broadcast(xs[0], **options),
-    "all_gather": lambda xs, outs, **options: dist.nn.functional.all_gather(xs[0], **options),
-    "gather": lambda xs, outs, **options: dist.nn.functional.gather(xs[0], **options),
-    "scatter": lambda xs, outs, **options: dist.nn.functional.scatter(xs, **options),
-    "reduce_scatter": lambda xs, outs, **options: dist.nn.functional.reduce_scatter(outs[0], xs, **options),
-    "all_to_all": lambda xs, outs, **options: dist.nn.functional.all_to_all(outs, xs, **options),
-    "all_to_all_single": lambda xs, outs, **options: dist.nn.functional.all_to_all_single(outs[0], xs[0], **options),
+    "all_reduce": lambda xs, outs, **options: functional.all_reduce(xs[0], **options),
+    "reduce": lambda xs, outs, **options: functional.reduce(xs[0], **options),
+    "broadcast": lambda xs, outs, **options: functional.broadcast(xs[0], **options),
+    "all_gather": lambda xs, outs, **options: functional.all_gather(xs[0], **options),
+    "gather": lambda xs, outs, **options: functional.gather(xs[0], **options),
+    "scatter": lambda xs, outs, **options: functional.scatter(xs, **options),
+    "reduce_scatter": lambda xs, outs, **options: functional.reduce_scatter(outs[0], xs, **options),
+    "all_to_all": lambda xs, outs, **options: functional.all_to_all(outs, xs, **options),
+    "all_to_all_single": lambda xs, outs, **options: functional.all_to_all_single(outs[0], xs[0], **options),
 }
 
 
