@@ -18,6 +18,7 @@ CAPABILITIES = (
     "gather",
     "object_collectives",
     "p2p",
+    "p2p_any_source",
     "p2p_tags",
     "reduce",
     "reduce_scatter",

@@ -94,6 +94,15 @@ def _p2p(here: RankContext) -> ExpectedAndGot:
     return [0.0, 1.0, 2.0, 3.0], got.tolist()
 
 
+def _p2p_any_source(here: RankContext) -> ExpectedAndGot:
+    got = here.tensor(torch.zeros(4))
+    if here.rank == 0:
+        dist.send(_rank_tensor(here), 1)
+        return None, None
+    source = dist.recv(got)
+    return (0, [0.0, 1.0, 2.0, 3.0]), (source, got.tolist())
+
+
 def _p2p_tags(here: RankContext) -> ExpectedAndGot:
     """Send two messages and receive them in the opposite order, by their tags."""
     got = {tag: here.tensor(torch.zeros(4)) for tag in (2, 1)}
@@ -137,6 +146,7 @@ PROBES: dict[str, Callable[[RankContext], ExpectedAndGot]] = {
     "gather": _gather,
     "object_collectives": _object_collectives,
     "p2p": _p2p,
+    "p2p_any_source": _p2p_any_source,
     "p2p_tags": _p2p_tags,
     "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,

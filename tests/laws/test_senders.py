@@ -23,7 +23,7 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
     "text",
     [
         "collective.send-recv mesh=2 x=5x3 sends=0-1 how=blocking",
-        "collective.tags mesh=2 x=5x3 sends=0-1:2 how=blocking by=anyone",
+        "collective.any-source mesh=2 x=5x3 sends=0-1 how=blocking by=anyone",
         "collective.objects mesh=2 call=send_object_list values=text count=1",
     ],
 )

@@ -110,21 +110,32 @@ def draw_messages(draw: st.DrawFn, limits: Limits, tags: bool) -> Case:
     pairs = [(i, j) for i in range(mesh.size) for j in range(mesh.size) if i != j]
     sends = draw(st.lists(st.sampled_from(pairs), min_size=1, max_size=6))
     tagged = [f"{i}-{j}:{draw(st.integers(0, 2))}" if tags else f"{i}-{j}" for i, j in sends]
-    x = TensorSpec(draw(shapes(max_size=5)), None, draw(st.sampled_from([limits.dtypes[0], *limits.dtypes])))
-    ways, by = ["batch", "batch", "works", "blocking"], [None, None, "position"]
-    if tags:
-        ways = ["batch", "works"]
-    if tags and len({to for _, to in sends}) == len({*sends}):  # NCCL has neither tags nor messages from anyone
-        ways, by = [*ways, "blocking"], [*by, "anyone"]
-    how = draw(st.sampled_from(ways))
+    how = draw(st.sampled_from(("batch", "works") if tags else ("batch", "batch", "works", "blocking")))
     return fields(
         mesh=mesh,
-        x=x,
+        x=draw(messages_tensor(limits)),
         sends="/".join(tagged),
         how=how,
         receive="reversed" if tags and draw(st.booleans()) else None,
-        by=None if how == "batch" else draw(st.sampled_from(by)),
+        by="position" if how != "batch" and draw(draws.one_in(3)) else None,
     )
+
+
+@st.composite
+def draw_from_anyone(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(groups(world_size=limits.world_size, least=2))
+    members = range(mesh.size)
+    source_of = {to: draw(st.sampled_from([at for at in members if at != to])) for to in members}
+    receivers = draw(st.lists(st.sampled_from(members), min_size=1, max_size=6))
+    sends = "/".join(f"{source_of[to]}-{to}" for to in receivers)
+    how = draw(st.sampled_from(("works", "blocking")))
+    return fields(mesh=mesh, x=draw(messages_tensor(limits)), sends=sends, how=how, by="anyone")
+
+
+def messages_tensor(limits: Limits) -> st.SearchStrategy[TensorSpec]:
+    """The tensor that is sent."""
+    dtypes = st.sampled_from([limits.dtypes[0], *limits.dtypes])
+    return st.builds(lambda shape, dtype: TensorSpec(shape, None, dtype), shapes(max_size=5), dtypes)
 
 
 def features_messages(case: Case) -> set[str]:
@@ -161,6 +172,21 @@ tags = draws.collective_law(
     weight=0.2,
 )(messages)
 tags.due(messages_due)
+
+any_source = draws.collective_law(
+    "any-source",
+    draws.DOC + "recv, irecv: src",
+    "mesh=2 x=5x3 sends=0-1/0-1 how=blocking by=anyone",
+    needs=("p2p", "p2p_any_source"),
+    clause="A receiver that names no source gets the messages of whoever sends them, in the order of sending.",
+    features=features_messages,
+    draw=draw_from_anyone,
+    draws=20,
+    members=True,
+    tier="extended",
+    weight=0.2,
+)(messages)
+any_source.due(messages_due)
 
 OBJECTS = {
     "number": 7,
