@@ -3,8 +3,9 @@
 A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` are the options of the state:
 ``plain`` (sharded like the model), ``whole`` or ``broadcast``, and ``offload`` with any of these, joined by commas.
 ``lacks`` names a tensor that is missing from the state, or ``extra``; with ``adds`` the state has an unexpected name;
-with ``by=module`` it has the entries of ``inner`` under that module as key. ``what`` names a request that must be
-refused.
+with ``by=module`` it has the entries of ``inner`` under that module as key. ``blank`` says whether all parameters or
+the first one are on the meta device; with ``again`` the state, as a model gives it, is set on a second model, which has
+memory. ``what`` names a request that must be refused.
 """
 
 from __future__ import annotations
@@ -171,13 +172,14 @@ def blank(
     again: bool = False,
 ):
     """Parameters on the meta device get memory and values from a full state, with their placements unchanged, and a
-    tied one stays one parameter. Those with memory stay what they are, which optimizers train, as do those of a model
-    that is given the same state afterwards."""
+    tied one stays one parameter. Parameters with memory stay the same objects, which optimizers train, also in a model
+    on which the same state is set afterwards."""
     net = Net(others, with_, other=True)
     in_memory = move_to_meta(net, 1 if blank == "first" else None)
     state = state_to_set(tensors, how, with_, rank)
     if again and state:
         state = Net(tensors, with_).state_dict()
+    # a copy, since names and tensors may be exchanged in it: that is judged by ``optimizer.left-alone``
     set_model_state_dict(net, copy.copy(state), options=state_options(how))
     next_net = Net(others, with_, other=True)
     kept_by_next = dict(next_net.named_parameters(remove_duplicate=False))
