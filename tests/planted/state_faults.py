@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch.distributed import _state_dict_utils
-from torch.distributed.checkpoint import state_dict
+from torch.distributed.checkpoint import default_planner, state_dict, state_dict_saver
 
-from tests.planted.hook import breaks
+from tests.planted.hook import breaks, instead
 
 
 @breaks("optimizer.whole-model", "optimizer.whole", "roundtrip.model-whole")
@@ -80,3 +80,53 @@ def rates_in_reverse() -> None:
 def optimizer_from_rank_zero_cut_at_the_beginning() -> None:
     """What comes from rank 0 is cut at the beginning on every rank."""
     first_slice_for_all()
+
+
+def parameters_replaced_when_set() -> None:
+    """A model has other parameters with the same elements once its state was set: see ``test_states``."""
+
+    @instead(state_dict, "_load_model_state_dict")
+    def fault(true: Any, model: torch.nn.Module, *args: Any) -> Any:
+        found = true(model, *args)
+        for module in model.modules():
+            for name, parameter in [*module.named_parameters(recurse=False)]:
+                module.register_parameter(name, torch.nn.Parameter(parameter.detach(), parameter.requires_grad))
+        return found
+
+
+def parameters_become_buffers() -> None:
+    """A model has buffers in the place of parameters once its state was set: see ``test_states``."""
+
+    @instead(state_dict, "_load_model_state_dict")
+    def fault(true: Any, model: torch.nn.Module, *args: Any) -> Any:
+        found = true(model, *args)
+        for module in model.modules():
+            for name, parameter in [*module.named_parameters(recurse=False)]:
+                delattr(module, name)
+                module.register_buffer(name, parameter.detach())
+        return found
+
+
+def states_set_as_zeros() -> None:
+    """Whatever state is set, the model has zeros: see ``test_states``."""
+
+    @instead(state_dict, "_load_model_state_dict")
+    def fault(true: Any, model: torch.nn.Module, *args: Any) -> Any:
+        found = true(model, *args)
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                tensor.zero_()
+        return found
+
+
+def metadata_returned_without_paths() -> None:
+    """A save returns metadata that lack the paths of values: see ``test_states``."""
+
+    @instead(state_dict_saver, "_save_state_dict")
+    def fault(true: Any, *args: Any, **how: Any) -> Any:
+        return dataclasses.replace(true(*args, **how), planner_data=None)
+
+
+def values_left_as_they_were() -> None:
+    """A load leaves values that are no tensors as they were: see ``test_states``."""
+    default_planner.DefaultLoadPlanner.load_bytes = lambda *_: None  # type: ignore[method-assign]

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Of
+from shardlaw.conformance.law.due import Either, Of
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.checkpoint.models import (
@@ -146,6 +146,10 @@ def due_transfer(tensors, others, rank: Rank, how, with_, groups, opt):
     parameters, hollow = [*optimized_values(tensors, with_)], "last" if "hollow" in with_ else None
     rates, full = saved_rates(parameters, groups, hollow), is_full_state(how)
     due_optimizer = keeps(values_with_grads(others, with_), rates, deep=opt == "deep")
+    scheduled: list[Any] = [2 * rate if "scheduled" in with_ else None for rate in rates]
+    if "flat" in how and hollow:  # options are stored by parameter, of which the last group has none
+        own = OTHER_RATES[(len(rates) - 1) % len(OTHER_RATES)]
+        due_optimizer["rates"][-1], scheduled[-1] = Either((rates[-1], own)), ...
     extra = {"_extra_state": Of(EXTRA, "wrong-value")} if "extra" in with_ else None
     saved = by_state_name(dense(tensors) if full else tensors, with_, extra)
     names = due_optimizer_names(due_optimizer, parameters, rates, how, groups, hollow)
@@ -158,7 +162,7 @@ def due_transfer(tensors, others, rank: Rank, how, with_, groups, opt):
         "given": due_tensors(others, with_),
         "extra": Of(EXTRA if "extra" in with_ else None, "wrong-value"),
         **due_optimizer,
-        "scheduled": [2 * rate if "scheduled" in with_ else None for rate in rates],
+        "scheduled": scheduled,
     }
 
 
@@ -225,6 +229,7 @@ TOGETHER = (
     f"mesh=2 x=2:R:{SMALL} a=2:R:{SMALL} how=flat with=scheduled",
     # not in smoke: if the ranks hang, it takes the time limit of a case
     f"mesh=2 x=2:S(0):{SMALL} a=2:R:{SMALL} how=broadcast",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} how=flat with=hollow",
 )
 WRAPPED = (
     f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} b=3:-:int64 wrap=ddp with=extra,frozen",
@@ -275,7 +280,7 @@ LAWS = (
         f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL}",
         "get_state_dict and set_state_dict copy the state of a model and its optimizer to another model and optimizer.",
         "get_state_dict, set_state_dict; StateDictOptions",
-        untried=1,
+        untried=2,
     ),
     both_states_law(
         "wrapped",

@@ -178,6 +178,9 @@ UNFROZEN = (
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} with=frozen,same",
     f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} b=2:-:int64 wrap=ddp with=frozen",
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} with=frozen wrap=compile how=whole",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} by=module",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:R:{SMALL} b=2:-:{SMALL} c=3:S(0):{SMALL} with=frozen,tied by=module how=whole",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} b=2:R:{SMALL} with=frozen by=module",
 )
 
 
@@ -188,15 +191,19 @@ UNFROZEN = (
     features=features,
     **sweep_record(*UNFROZEN),
 )
-def unfrozen(tensors: Tensors, how: How = (), with_: Traits = (), wrap: Wrap = "none"):
-    """With ignore_frozen_params, the state of a model has no name of a frozen parameter."""
+def unfrozen(
+    tensors: Tensors, how: How = (), with_: Traits = (), wrap: Wrap = "none", by: Literal["module"] | None = None
+):
+    """With ignore_frozen_params, the state of a model, or of one of its modules, has no name of a frozen parameter."""
     options = StateDictOptions(full_state_dict="whole" in how, ignore_frozen_params=True)
-    model: nn.Module = wrap_model(Net(tensors, with_), wrap)
-    return {"names": sorted(get_model_state_dict(model, options=options))}
+    net = Net(tensors, with_)
+    model: nn.Module = wrap_model(net, wrap)
+    return {"names": sorted(get_model_state_dict(model, submodules={net.inner} if by else None, options=options))}
 
 
 @unfrozen.due
-def _(tensors, with_):
+def _(tensors, with_, by):
     frozen_names = frozen(dense(tensors)) if "frozen" in with_ else []
-    tensor_names = by_state_name({name: name for name in tensors}, with_)
-    return {"names": Of(sorted(path for path, name in tensor_names.items() if name not in frozen_names))}
+    prefix = "inner." if by else ""
+    names = by_state_name({name: name for name in tensors}, with_).items()
+    return {"names": Of(sorted(path for path, name in names if name not in frozen_names and path.startswith(prefix)))}

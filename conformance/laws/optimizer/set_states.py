@@ -3,12 +3,14 @@
 A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` are the options of the state:
 ``plain`` (sharded like the model), ``whole`` or ``broadcast``, and ``offload`` with any of these, joined by commas.
 ``lacks`` names a tensor that is missing from the state, or ``extra``; with ``adds`` the state has an unexpected name;
-with ``by=module`` it has the entries of ``inner`` under that module as key. ``what`` names a request that must be
-refused.
+with ``by=module`` it has the entries of ``inner`` under that module as key. ``blank`` says whether all parameters or
+the first one are on the meta device; with ``again`` the state, as a model gives it, is set on a second model, which has
+memory. ``what`` names a request that must be refused.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -146,6 +148,10 @@ ON_META = (
     "mesh=2x2 x=5x4:S(0),S(1) a=6:R,S(0) how=broadcast blank=first",
     f"mesh=2 x=5x2:S(1):{SMALL} a=4:-:{SMALL} how=whole blank=all with=frozen",
     f"mesh=2 x=7:S(0):{SMALL} a=4:R:{SMALL} b=2:S(0) how=whole blank=first",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} how=whole blank=all with=tied",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} how=broadcast blank=all with=tied,extra",
+    f"{MODEL} how=whole blank=all again=yes",
+    f"mesh=2 x=5x2:-:{SMALL} a=4:S(0):{SMALL} b=2:-:int64 how=broadcast blank=all again=yes",
 )
 
 
@@ -163,24 +169,56 @@ def blank(
     blank: Literal["all", "first"],
     how: How = (),
     with_: Traits = (),
+    again: bool = False,
 ):
-    """Parameters on the meta device get memory and values from a full state, with their placements unchanged."""
+    """Parameters on the meta device get memory and values from a full state, with their placements unchanged, and a
+    tied one stays one parameter. Parameters with memory stay the same objects, which optimizers train, also in a model
+    on which the same state is set afterwards."""
     net = Net(others, with_, other=True)
-    for path, parameter in [*net.named_parameters()][: 1 if blank == "first" else None]:
-        module, _, name = path.rpartition(".")
-        on_meta = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-        net.get_submodule(module).register_parameter(name, on_meta)
-    set_model_state_dict(net, state_to_set(tensors, how, with_, rank), options=state_options(how))
+    in_memory = move_to_meta(net, 1 if blank == "first" else None)
+    state = state_to_set(tensors, how, with_, rank)
+    if again and state:
+        state = Net(tensors, with_).state_dict()
+    # a copy, since names and tensors may be exchanged in it: that is judged by ``optimizer.left-alone``
+    set_model_state_dict(net, copy.copy(state), options=state_options(how))
+    next_net = Net(others, with_, other=True)
+    kept_by_next = dict(next_net.named_parameters(remove_duplicate=False))
+    if again:
+        set_model_state_dict(next_net, state, options=state_options(how))
     return {
         "without memory": [path for path, tensor in net.held().items() if tensor.is_meta],
         "filled": {path: None if tensor.is_meta else tensor for path, tensor in net.held().items()},
         "extra": getattr(net.inner, "extra", None),
         "without gradients": [path for path, parameter in net.named_parameters() if not parameter.requires_grad],
+        "filled next": next_net.held() if again else None,
+        "parameters": [*net.optimizer_parameters()],
+        "others in place": replaced(net, in_memory),
+        "others in place next": replaced(next_net, kept_by_next),
     }
 
 
+def move_to_meta(model: nn.Module, count: int | None) -> dict[str, nn.Parameter]:
+    """Put the first ``count`` parameters of a model, or all, on the meta device, each under all of its names. Returns
+    the others by name."""
+    on_meta = {
+        parameter: nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        for parameter in [*model.parameters()][:count]
+    }
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for path, parameter in named.items():
+        if parameter in on_meta:
+            module, _, name = path.rpartition(".")
+            model.get_submodule(module).register_parameter(name, on_meta[parameter])
+    return {path: parameter for path, parameter in named.items() if parameter not in on_meta}
+
+
+def replaced(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> list[str]:
+    """The names under which a model has another object than these parameters."""
+    return [path for path, parameter in parameters.items() if model.get_parameter(path) is not parameter]
+
+
 @blank.due
-def _(tensors, others, with_):
+def _(tensors, others, with_, again):
     return {
         "without memory": Of([]),
         "filled": due_tensors(others, with_),
@@ -188,6 +226,10 @@ def _(tensors, others, with_):
         "without gradients": Of(
             [path for path in by_state_name(tensors) if "frozen" in with_ and path[-1] in frozen(tensors)]
         ),
+        "filled next": due_tensors(others, with_) if again else None,
+        "parameters": Of([*optimized_values(others)]),
+        "others in place": Of([]),
+        "others in place next": Of([]),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from hypothesis import strategies as st
@@ -94,6 +95,7 @@ SUBSET = (
     "mesh=2 x=4x3:S(0) y=4x2:S(0) state={x:x,y:y} into={y:y} held=wrapper cut=1@0,3@1 held.load=sharded",
     "mesh=2 x=5:S(0) y=3:R state={app:stateful({w:y,n:1}),x:x,l:[x,1]} into={app:stateful({n:1})}",
     "mesh=2 x=5:S(0) state={x:x,d:{n:1,o:{m:None}}} into={x:x}",
+    'mesh=2 x=4:S(0) y=3:R state={x:x,u:[1,2],n:(1,),d:{p:None}} into={x:x,u:[],n:"text",d:{p:5,q:y}}',
 )
 REFUSED_LOADS = {
     "missing": (
@@ -203,17 +205,21 @@ def subset(
 @subset.due
 def _(state: Contents, full):
     saved, into = flatten(state.trip.save.state), flatten(state.tree)
-    unsaved = {path for name, (path, _) in into.items() if name not in saved}
-    unchanged = [leaf.name for name, (_, leaf) in into.items() if name not in saved and isinstance(leaf, Slot)]
-    return {"loaded": state.with_tree(spoil_at(state.tree, unsaved), unchanged), "whole": full}
+    unchanged = {path: leaf for name, (path, leaf) in into.items() if name not in saved}
+    values = {path: spoil(leaf) for path, leaf in unchanged.items()}
+    for name, (path, leaf) in into.items():  # a saved value takes the place of any value, a tensor is filled
+        if name in saved and not isinstance(leaf, Slot):
+            values[path] = saved[name][1]
+    tensors = [leaf.name for leaf in unchanged.values() if isinstance(leaf, Slot)]
+    return {"loaded": state.with_tree(replace_at(state.tree, values), tensors), "whole": full}
 
 
-def spoil_at(state: State, paths: set[Path]) -> State:
-    """``state`` with the values at ``paths`` that the destination has before the load."""
+def replace_at(state: State, values: Mapping[Path, object]) -> State:
+    """``state`` with these values at their paths."""
 
     def visit(path: Path, value: object) -> object:
-        if path in paths:
-            return spoil(value)
+        if path in values:
+            return values[path]
         if isinstance(value, Stateful):
             return Stateful({key: visit((*path, str(key)), entry) for key, entry in value.state.items()})
         if isinstance(value, dict):

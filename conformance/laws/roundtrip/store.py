@@ -128,8 +128,9 @@ def stored_offsets(metadata: Any) -> dict[str, list[Any]]:
     draws=4,
 )
 def metadata(state: Saved, writer: Writer, reader: Reader, planner: SavePlanner, in_files: InFiles, folder: Folder):
-    """The metadata has every leaf; the chunks of a tensor are its shards and tile it, and are disjoint in the files."""
-    save(state, writer(folder), planner)
+    """The metadata has every leaf; the chunks of a tensor are its shards and tile it, and are disjoint in the files. A
+    save returns what is read of it afterwards."""
+    returned = save(state, writer(folder), planner)
     metadata = reader(folder).read_metadata()
     leaves = metadata.state_dict_metadata
     tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorStorageMetadata)}
@@ -143,6 +144,8 @@ def metadata(state: Saved, writer: Writer, reader: Reader, planner: SavePlanner,
         "chunks": {name: [chunk for chunk in all_chunks if 0 not in chunk[1]] for name, all_chunks in chunks.items()},
         "paths": metadata.planner_data,
     }
+    parts = ("state_dict_metadata", "planner_data", *(("storage_data",) if in_files else ()))
+    described["returned otherwise"] = [part for part in parts if getattr(returned, part) != getattr(metadata, part)]
     if not in_files:
         return {**described, "stored otherwise": [], "outside of their files": [], "sharing bytes": []}
     spans, stored = stored_spans(metadata, folder), stored_offsets(metadata)
@@ -167,6 +170,7 @@ def _(state: Contents):
         "tensors": Of({name: (specs[slot].shape, specs[slot].torch_dtype) for name, slot in tensors.items()}),
         "chunks": Of({name: sorted(boxes_values(chunks_of(state, slot))) for name, slot in tensors.items()}),
         "paths": Of({name: path for name, (path, _) in leaves.items()}),
+        "returned otherwise": [],
         "stored otherwise": Of([]),
         "outside of their files": Of([]),
         "sharing bytes": Of([]),
