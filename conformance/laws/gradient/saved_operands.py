@@ -88,8 +88,8 @@ Written = Annotated[DTensor, DerivedField(read_written)]
 
 @law(
     "gradient.saved-operand",
-    source="torch docs, Autograd mechanics, In-place correctness checks: a tensor that was saved for backward and changed "
-    "in place since is refused in backward; without an error the gradients are correct",
+    source="torch docs, Autograd mechanics, In-place correctness checks: a tensor that was saved for backward and "
+    "changed in place since is refused in backward; without an error the gradients are correct",
     control="mesh=2 x=4x3:S(0):float32:small use=square write=mul",
     draw=draw,
     draws=8,
