@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global, Refused, caught
@@ -47,12 +48,12 @@ WRITES = {
     "detached": lambda x, y, w: x.detach().mul_(w),
     "result": lambda x, y, w: y.mul_(w),
     "result-view": lambda x, y, w: y.t().add_(2),
-    "foreach-mul": lambda x, y, w: torch._foreach_mul_([x], [w]),
-    "foreach-add": lambda x, y, w: torch._foreach_add_([x], 2),
-    "foreach-zero": lambda x, y, w: torch._foreach_zero_([x]),
-    "foreach-neg": lambda x, y, w: torch._foreach_neg_([x]),
-    "foreach-result": lambda x, y, w: torch._foreach_mul_([y], [w]),
-    "foreach-detached": lambda x, y, w: torch._foreach_mul_([x.detach()], [w]),
+    "foreach-mul": lambda x, y, w: compat.foreach("mul_", [x], [w]),
+    "foreach-add": lambda x, y, w: compat.foreach("add_", [x], 2),
+    "foreach-zero": lambda x, y, w: compat.foreach("zero_", [x]),
+    "foreach-neg": lambda x, y, w: compat.foreach("neg_", [x]),
+    "foreach-result": lambda x, y, w: compat.foreach("mul_", [y], [w]),
+    "foreach-detached": lambda x, y, w: compat.foreach("mul_", [x.detach()], [w]),
     "sgd": lambda x, y, w: step("SGD", x, w, foreach=False),
     "adam": lambda x, y, w: step("Adam", x, w, foreach=False),
     "sgd-foreach": lambda x, y, w: step("SGD", x, w, foreach=True),
