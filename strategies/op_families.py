@@ -24,6 +24,13 @@ nn.functional.conv1d.layouts flat
 nn.functional.conv2d.layouts flat
     a=p,m,n,n:::B w=k,m,2,2:::R b=k:::R n>=2 m>=1 k>=1 p>=3 | nn.functional.conv2d(a,w,b)
     a=p,m,n,n w=k,m,2,2 b=k n>=2 m>=1 k>=1 p>=3 | nn.functional.conv2d(a,w,b)
+# sharded along the width, where ranks exchange the columns at the edges of their shards
+nn.functional.conv1d.widths small light refuses-any
+    a=p,m,2*n:::E w=k,m,3:::R n>=4 m>=1 k>=1 p>=4 | nn.functional.conv1d(a,w,padding=1)
+    a=p,m,24:::E w=k,m,3:::R m>=1 k>=1 p>=4       | nn.functional.conv1d(a,w,stride=3)
+nn.functional.conv2d.widths small light refuses-any
+    a=p,m,n,2*n:::E w=k,m,3,3:::R n>=4 m>=1 k>=1 p>=4 | nn.functional.conv2d(a,w,padding=1)
+    a=p,m,n,16:::E w=k,m,2,2:::R n>=2 m>=1 k>=1 p>=4  | nn.functional.conv2d(a,w,stride=2)
 """)
 
 ATTENTION = read_ops("""
@@ -139,6 +146,9 @@ nn.functional.nll_loss.options inexact light refuses-any
     a=m,n i=m:int64:index{n} w=n::positive m>=1 n>=2 | nn.functional.nll_loss(a,i,w,ignore_index=1,reduction='sum')
         | nn.functional.nll_loss(a,i,w,ignore_index=0,reduction='none')
     a=n i=():int64:index{n} n>=2 | nn.functional.nll_loss(a,i)
+nn.functional.nll_loss.ignored small inexact light refuses-any
+    a=m,n i=m:int64:index{n} m>=1 n>=2 | nn.functional.nll_loss(a,i,ignore_index=1) nn.functional.cross_entropy(a,i,ignore_index=1)
+    a=m,n,p i=m,p:int64:index{n} m>=1 n>=2 p>=1 | nn.functional.nll_loss(a,i,ignore_index=0)
 nn.functional.nll_loss.weights inexact refuses-any
     a=m,n i=m:int64:index{n} w=n::positive m>=1 n>=2 | nn.functional.nll_loss(a,i,w,reduction='sum')
         | nn.functional.cross_entropy(a,i,w,reduction='sum') nn.functional.nll_loss(a,i,w,reduction='none')

@@ -6,7 +6,7 @@ sizes: ``a=m,k b=k,n``. They are written down in tables (see :mod:`shardlaw.stra
 ``a=m,k`` is a tensor of two dims, ``a=()`` a 0-d one. A dim may be a product or sum of sizes (``2*m``), and so may the text in
 braces in a call: ``reshape(a,({m*n},))``. ``i=k:int64:index{n}`` fixes dtype and fill; where they are left out, they are the
 op's. ``w=n:::R`` is always replicated; ``w=n:::W`` has no pending reduction; ``w=n:::B`` is
-sharded on its first dim only, or not. Calls are in the notation of programs of steps.
+sharded on its first dim only, or not, ``w=n:::E`` on its first and last dims only, or not. Calls are in the notation of programs of steps.
 
 With sizes, a mesh and placements a variant becomes a :class:`Sample`, from which a case is made. :meth:`Variant.match` recovers the sizes.
 """
@@ -46,7 +46,7 @@ class Sample:
 @dataclass(frozen=True)
 class Arg:
     """A tensor argument: its symbolic dims; ``dtype`` and ``fill`` where they are not the op's. ``bound``: always replicated (``R``), never
-    pending (``W``), or a batch, sharded on its first dim at most (``B``)."""
+    pending (``W``), or sharded on its first dim at most, as a batch (``B``), or on its first and last dims at most (``E``)."""
 
     name: str
     dims: tuple[str, ...]
@@ -205,7 +205,8 @@ def substitute(text: str, sizes: Mapping[str, int]) -> str:
 
 def single_placements(arg: Arg, dtype: str, reduce_ops: Iterable[str] = ("sum",)) -> list[Placement]:
     """The placements of an argument on one mesh dim: a replica, each shard, each of ``reduce_ops`` pending."""
-    shards = [Shard(dim) for dim in range(len(arg.dims)) if arg.bound in ("", "W") or (arg.bound == "B" and not dim)]
+    dims = {"R": (), "B": range(1), "E": (0, len(arg.dims) - 1)}.get(arg.bound, range(len(arg.dims)))
+    shards = [Shard(dim) for dim in dims]
     pending = [] if arg.bound else [Partial(op) for op in reduce_ops if reduces_safely(arg.dtype or dtype, op)]
     return [Replicate(), *shards, *pending]
 

@@ -377,6 +377,11 @@ def base_tensor(tensor: Any) -> Any:
     return tensor if tensor._base is None else tensor._base
 
 
+def foreach(name: str, tensors: Any, *arguments: Any) -> Any:
+    """Call an op on a list of tensors, such as ``mul_``."""
+    return getattr(pkgutil.resolve_name("torch"), "_".join(("", "foreach", name)))(tensors, *arguments)
+
+
 def import_statement(key: str) -> str:
     """The statement that imports a name of :data:`NAMES` into a script; the name is at the top of its module."""
     source, _, path = location_of(key).partition(":")

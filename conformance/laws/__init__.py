@@ -102,6 +102,7 @@ MODULES = (
     "gradient.conversions",
     "gradient.autograd",
     "gradient.autograd_functions",
+    "gradient.saved_operands",
     "module.models",
     "module.styles",
     "module.prepare_module",

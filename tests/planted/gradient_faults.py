@@ -92,3 +92,11 @@ def goes_back_from_twice() -> None:
     @instead(DTensor, "backward")
     def fault(true: Any, self: Any, *rest: Any) -> Any:
         return true(self * 2, *rest)
+
+
+@breaks("gradient.saved-operand")
+def writes_are_not_counted() -> None:
+    @instead(DTensor, "mul_")
+    def fault(true: Any, self: Any, *rest: Any) -> Any:
+        with torch.autograd._unsafe_preserve_version_counter(self):
+            return true(self, *rest)

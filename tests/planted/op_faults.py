@@ -90,6 +90,8 @@ def local_indices_returned() -> None:
     "op.forward[nn.functional.conv2d.options]",
     "op.forward[nn.functional.conv1d.layouts]",
     "op.forward[nn.functional.conv2d.layouts]",
+    "op.forward[nn.functional.conv1d.widths]",
+    "op.forward[nn.functional.conv2d.widths]",
     "op.forward[nn.functional.conv3d]",
     "op.forward[nn.functional.conv_transpose1d]",
     "op.forward[nn.functional.conv_transpose2d]",
