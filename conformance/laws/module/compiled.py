@@ -117,7 +117,6 @@ def features_compiled(case: Case) -> set[str]:
     found = {"compiled", f"way:{case.get('fn')}"} | ({"backward"} if "grads" in case else set())
     if "y" in case:
         x, y = operand(case, "x").layout, operand(case, "y").layout
-        found.add("called-otherwise")
         if x.shape != y.shape and x.placements == y.placements:
             same = any(x.local_shape(coord) == y.local_shape(coord) for coord in x.mesh.coords())
             found |= {"local-shape-kept"} if same else set()
