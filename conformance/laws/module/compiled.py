@@ -58,10 +58,8 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "view-of-input": lambda x: (x.t(), x + 1),
     "view-of-output": lambda x: (y := x * 2, y.t()),
     "detached": lambda x: (y := DTensor.from_local(x.to_local() * 2, x.device_mesh, x.placements), y.detach()),
-    "lookup": lambda x: F.embedding(every_row(x), x),
-    "lookup-gathered": lambda x: F.embedding(every_row(x), x).redistribute(
-        placements=[Replicate()] * x.device_mesh.ndim
-    ),
+    "lookup": lambda x: looked_up(x),
+    "lookup-gathered": lambda x: looked_up(x).redistribute(placements=[Replicate()] * x.device_mesh.ndim),
 }
 DENSE: dict[str, Callable[[Any], Any]] = {
     "gathered": lambda x: x * 3,
@@ -74,9 +72,10 @@ DENSE: dict[str, Callable[[Any], Any]] = {
 Backend = Literal["aot_eager", "eager", "inductor"]
 
 
-def every_row(x: DTensor) -> DTensor:
-    """The numbers of the rows of a table, replicated."""
-    return DTensor.from_local(torch.arange(x.shape[0]), x.device_mesh, [Replicate()] * x.device_mesh.ndim)
+def looked_up(x: DTensor) -> Any:
+    """Every row of a table, by numbers that are replicated."""
+    rows = DTensor.from_local(torch.arange(x.shape[0]), x.device_mesh, [Replicate()] * x.device_mesh.ndim)
+    return F.embedding(rows, x)
 
 
 def reset_compiler() -> None:
