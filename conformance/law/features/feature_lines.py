@@ -238,6 +238,7 @@ LINES: dict[str, dict[str, str]] = {
         "recompute:*": "which activations are computed again, and how",
         "training": "a model in train mode",
         "compiled": "a function that is compiled",
+        "local-shape-kept": "calls with tensors of different shapes, of which some rank holds local tensors of the same shape",
         "init:*": "a function that initialises a parameter, by name",
         "registered-rule": "an op whose rule a user registered",
         "context-parallel": "buffers that are cut along a sequence for a while",

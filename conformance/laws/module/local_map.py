@@ -79,15 +79,23 @@ PLACEMENTS: dict[str, FunctionPlacements] = {
 }
 
 
+def from_end(placement: Placement, tensor: TensorSpec) -> Placement:
+    """The same placement of a tensor, its dim counted from the end."""
+    return S(placement.dim - len(tensor.shape)) if isinstance(placement, S) else placement
+
+
 def read_options(case: Case) -> dict[str, Any]:
     """The options of local_map: the placements of outputs, of inputs with ``checked``, and of gradients with
-    ``grads``."""
+    ``grads``. Where ``checked`` is ``from-end``, the dims of the inputs count from the end."""
     function, ndim = PLACEMENTS[case.get("fn")], case.mesh().ndim
-    checked = WordField(("no", "yes", "moved")).parse(case.get("checked", "no"))
+    checked = WordField(("no", "yes", "moved", "from-end")).parse(case.get("checked", "no"))
     outs = tuple(at and [at] * ndim for at in function.outs)
     options: dict[str, Any] = {"out_placements": outs if len(outs) > 1 else outs[0]}
     if checked != "no":
-        options["in_placements"] = tuple([at] * ndim for at in function.ins)
+        ins = function.ins
+        if checked == "from-end":
+            ins = tuple(from_end(at, case.tensor(name)) for name, at in zip("ab", ins, strict=False))
+        options["in_placements"] = tuple([at] * ndim for at in ins)
         options["redistribute_inputs"] = checked == "moved"
     if "grads" in case:
         options["in_grad_placements"] = tuple([at] * ndim for at in function.grads or function.ins)
@@ -121,7 +129,7 @@ def draw_local_map(draw: st.DrawFn, limits: Limits) -> Case:
     function = PLACEMENTS[name]
     shape: Shape = tuple(draw(st.sampled_from([mesh.size, 2 * mesh.size, mesh.size + 1])) for _ in range(function.dims))
     sizes = [shape, function.b(shape, mesh.size)][: len(function.ins)]
-    checked = draw(st.sampled_from([None, "yes", "moved", "moved"]))
+    checked = draw(st.sampled_from([None, "yes", "moved", "moved", "from-end"]))
     values: dict[str, Any] = {}
     for key, size, required in zip("ab", sizes, function.ins, strict=False):
         at: Placements = (required,) * mesh.ndim
@@ -156,6 +164,8 @@ def draw_local_map(draw: st.DrawFn, limits: Limits) -> Case:
         "mesh=2x2x2 a=3x2:R,R,R:float64:small b=2x16:S(1),S(1),S(1):float64:small fn=by-columns grads=1",
         "mesh=2x2x2 a=9:R,S(0),R:float64:small fn=scale checked=moved",
         "mesh=2x2x2 a=8x8:S(1),S(1),S(1):float64:small b=8x3:S(0),S(0),S(0):float64:small fn=inner grads=1",
+        "mesh=2 a=4x6:S(1):float64:small fn=columns-sum checked=from-end",
+        "mesh=2 a=4:P(sum):float64:small fn=scale-pending checked=from-end grads=1",
     ),
     sweeps=12,
     features=features_local_map,
