@@ -35,6 +35,9 @@ CASES = (
     "mesh=2 model=mlp dims=5x7x3 does=changed units=1 reshard=yes",
     "mesh=2 model=mlp dims=5x7x3 does=changes",
     "mesh=3 model=mlp dims=5x7x3 does=changes units=1 reshard=yes",
+    "mesh=4 model=mlp dims=5x7x3 does=evaluated units=1 reshard=2",
+    "mesh=4 model=mlp dims=5x7x3 does=frozen units=1 reshard=2",
+    "mesh=4 model=mlp dims=5x7x3 does=beside reshard=2",
 )
 
 

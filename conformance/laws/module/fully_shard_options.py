@@ -51,7 +51,9 @@ CLAUSES = {
         "The model computes in param_dtype, gradients are reduced in reduce_dtype and stored in the parameter's dtype."
     ),
     "shared": "A weight that two modules share is sharded once, and its gradient is the sum of both uses.",
-    "partly": "Where parameters are resharded over fewer ranks after the forward pass, gradients are the same.",
+    "partly": (
+        "Where parameters are resharded over fewer ranks after the forward pass, they and their gradients are the same."
+    ),
     "otherwise": (
         "Parameters are sharded on the dim of shard_placement_fn, and gradients are divided by the factor that is set."
     ),
@@ -98,6 +100,7 @@ def fully_sharded(
     looked: bool = False,
     freezes: bool = False,
     asks: Literal["late", "turns"] | None = None,
+    passed: bool = False,
 ):
     options = {"mesh": mesh, "reshard_after_forward": reshard}
     if compute is not None:
@@ -133,6 +136,10 @@ def fully_sharded(
         }
         model.reshard()  # type: ignore[operator]
         looks["reshard"] = copied_parameters(model)
+    if passed:  # a forward pass, after which they stay sharded over fewer ranks
+        with torch.no_grad():
+            model(inputs[0][0])
+            looks["forward"] = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
     return {"steps": steps, "looked": looks}
 
 
@@ -149,6 +156,7 @@ def fully_sharded_due(
     looked,
     freezes,
     asks,
+    passed,
     rank: Rank,
 ):
     dtype = compute or torch.float64
@@ -180,6 +188,8 @@ def fully_sharded_due(
             "unshard": {name: Near(parameter, compute) for name, parameter in full.items()},
             "reshard": due(copied_parameters(model)),
         }
+    if passed:
+        looks["forward"] = {name: Near(parameter) for name, parameter in copied_parameters(model).items()}
     return {"steps": steps, "looked": looks}
 
 
@@ -323,7 +333,12 @@ SWEEPS = {
         "mesh=2x2 model=mlp dims=5x5x5 reshard=yes passes=2 synced=held asks=turns",
         "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=held asks=late",
     ),
-    "partly": ("mesh=4 model=mlp dims=4x8x4 reshard=2 units=1 dim=1",),
+    "partly": (
+        "mesh=4 model=mlp dims=4x8x4 reshard=2 units=1 dim=1",
+        "mesh=4 model=mlp dims=5x8x4 reshard=2 passed=1",
+        "mesh=4 model=mlp dims=5x5x3 reshard=2 passed=1",
+        "mesh=4 model=norm dims=6x2 reshard=2 units=1 passed=1",
+    ),
     "shared": ("mesh=2 model=tied dims=5x3 reshard=yes units=1",),  # in groups of their own
     "precision": (
         "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64",
