@@ -139,7 +139,8 @@ def fully_sharded(
     if passed:  # a forward pass, after which they stay sharded over fewer ranks
         with torch.no_grad():
             model(inputs[0][0])
-            looks["forward"] = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
+            kept: dict[str, Any] = copied_parameters(model)
+            looks["forward"] = {name: parameter.full_tensor() for name, parameter in kept.items()}
     return {"steps": steps, "looked": looks}
 
 
