@@ -386,7 +386,7 @@ def read_mesh_cached(mesh: DeviceMesh) -> Mesh:
 
 def describe_value(value: object) -> str:
     """A value as text for people, at most a screenful."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
         flat = value.detach().cpu()
         text = f"{flat.tolist()}" if flat.numel() <= MAX_SHOWN_ELEMENTS else f"{flat.flatten()[:MAX_SHOWN_ELEMENTS].tolist()} ..."
         return f"{text} {str(flat.dtype).removeprefix('torch.')} {format_shape(tuple(flat.shape))}"

@@ -16,16 +16,28 @@ from shardlaw.conformance.laws.module.fully_shard import FSDP, Reshard
 from shardlaw.conformance.laws.module.model_fields import NEEDS, Pairs, claimed, reduced_gradients
 from shardlaw.reference.mesh import Mesh
 
-Action = Literal[
+FirstAction = Literal[
     "loaded", "beside", "evaluated", "inferred", "frozen", "cast", "dropped", "dropped-held", "hooked", "slope", "own"
 ]
+Action = Literal[FirstAction, "inner", "changed", "changes"]
 CASES = (
-    *(f"mesh=2 model=mlp dims=5x7x3 does={does}" for does in get_args(Action) if does != "dropped-held"),
+    *(f"mesh=2 model=mlp dims=5x7x3 does={does}" for does in get_args(FirstAction) if does != "dropped-held"),
     "mesh=2x2 model=mlp dims=5x7x3 does=dropped-held",
     "mesh=3 model=mlp dims=5x7x3 does=beside units=1 reshard=yes",
     "mesh=2x2 model=mlp dims=5x7x3 does=evaluated units=1 reshard=no",
     "mesh=3 model=mlp dims=5x7x3 does=evaluated reshard=yes",
     "mesh=2 model=mlp dims=5x7x3 does=inferred units=1 reshard=yes",
+    "mesh=2 model=mlp dims=5x7x3 does=inner",
+    "mesh=3 model=mlp dims=5x7x3 does=inner reshard=yes",
+    "mesh=2 model=mlp dims=5x7x3 does=inner units=1 reshard=yes",
+    "mesh=2 model=mlp dims=5x7x3 does=changed",
+    "mesh=3 model=mlp dims=5x7x3 does=changed reshard=yes",
+    "mesh=2 model=mlp dims=5x7x3 does=changed units=1 reshard=yes",
+    "mesh=2 model=mlp dims=5x7x3 does=changes",
+    "mesh=3 model=mlp dims=5x7x3 does=changes units=1 reshard=yes",
+    "mesh=4 model=mlp dims=5x7x3 does=evaluated units=1 reshard=2",
+    "mesh=4 model=mlp dims=5x7x3 does=frozen units=1 reshard=2",
+    "mesh=4 model=mlp dims=5x7x3 does=beside reshard=2",
 )
 
 
@@ -39,9 +51,28 @@ class OwnResult:
         self.only = only
 
 
+def add_hooks(model: Any, does: str) -> None:
+    """Give a model hooks, before it is sharded: ``own`` has it return an object, ``changed`` a view, and ``changes``
+    has its first layer change its input in place."""
+    if does == "own":
+        model.register_forward_hook(lambda *hook_arguments: OwnResult(hook_arguments[-1]))
+    if does == "changed":
+        model.register_forward_hook(lambda *hook_arguments: hook_arguments[-1][:, :])
+    if does == "changes":
+        model.net1.register_forward_pre_hook(lambda _, inputs: (inputs[0].mul_(2),))
+
+
 def run_pass(model: Any, x: torch.Tensor, grad: torch.Tensor, does: str) -> Any:
     """Run a model forward and backward. Returns its output."""
-    out = model(x)
+    given = list[Any]()
+    if does == "inner":  # the loss is made of what a layer gives, not of what the model gives
+        hook = model.net1.register_forward_hook(lambda *hook_arguments: given.append(hook_arguments[-1]))
+    out = model(x.requires_grad_() * 1 if does == "changes" else x)
+    if does == "inner":
+        hook.remove()
+        out, grad = given[0], grad[:, :1].expand_as(given[0])
+    if does == "changed":
+        out.mul_(2)
     out = out.only if does == "own" else out
     if does == "beside":
         with torch.no_grad():
@@ -106,9 +137,9 @@ def between_steps(
     model: MLPModel, mesh: NamedMesh, inputs: Inputs, does: Action, reshard: Reshard | None = None, units: bool = False
 ):
     """A fully sharded model behaves as the dense one when it is evaluated, loaded, cast or frozen between steps, when
-    gradients are dropped, changed or differentiated, and when it returns an object."""
-    if does == "own":
-        model.register_forward_hook(lambda *hook_arguments: OwnResult(hook_arguments[-1]))
+    gradients are dropped, changed or differentiated, when it returns an object, when the loss is made of what a layer
+    gives, and when its input or output is changed in place."""
+    add_hooks(model, does)
     for unit in [model.net1, model.net2, model] if units else [model]:
         fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
     return train(model, [[pair] for pair in inputs], does)
@@ -116,8 +147,7 @@ def between_steps(
 
 @between_steps.due
 def _(model, mesh: Mesh, inputs: list[Pairs], does: str, rank: Rank):
-    if does == "own":
-        model.register_forward_hook(lambda *hook_arguments: OwnResult(hook_arguments[-1]))
+    add_hooks(model, does)
     trained = train(model, inputs, does)
     for step in trained["steps"]:
         step["forward"] = [Near(step["forward"][mesh.ranks.index(rank)])]

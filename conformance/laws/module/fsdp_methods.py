@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from shardlaw.conformance import compat
@@ -309,7 +309,28 @@ GRADIENT_CASES = (
     "mesh=3 model=mlp dims=5x4x4 way=unused",
     "mesh=2x2 model=mlp dims=5x7x3 way=meshes",
     "mesh=2x2 model=mlp dims=3x2x5 way=meshes seed=1",
+    "mesh=2 model=mlp dims=4x4x4 way=turns",
+    "mesh=3 model=mlp dims=4x4x4 way=turns passes=2",
+    "mesh=2x2 model=mlp dims=4x4x4 way=turns",
+    "mesh=2 model=mlp dims=5x4x4 way=unused passes=2 compute=float32",
+    "mesh=2 model=mlp dims=4x4x4 way=turns passes=2 compute=float32",
+    "mesh=3 model=mlp dims=5x7x3 way=integers",
+    "mesh=2 model=mlp dims=5x7x3 way=integers compute=float32",
+    "mesh=3 model=mlp dims=5x7x3 way=factor passes=2",
 )
+
+
+def used_part(model: Any, way: str, index: int, number: int) -> Any:
+    """The part of a model that the rank with this index uses in a pass. ``unused``: ranks but the first use the first
+    layer alone. ``turns``: ranks and passes take turns at the layers."""
+    turns = {"turns": (index + number) % 2, "unused": 0 if index else 2}
+    return [model.net1, model.net2, model][turns.get(way, 2)]
+
+
+def multiply_by_integers(model: Any) -> None:
+    """Give a model a frozen parameter of integers by which it multiplies its output."""
+    model.factors = nn.Parameter(torch.arange(1, model.net2.out_features + 1).byte(), requires_grad=False)
+    model.register_forward_hook(lambda module, _, out: out * module.factors)
 
 
 @fsdp_law("told-otherwise", ", the methods of FSDPModule, ignored_params, shard_placement_fn", GRADIENT_CASES)
@@ -317,11 +338,17 @@ def changed_gradients(
     model: MLPModel,
     mesh: NamedMesh,
     inputs: Inputs,
-    way: Literal["hook", "factor", "ignored", "unused", "meshes"],
+    way: Literal["hook", "factor", "ignored", "unused", "meshes", "turns", "integers"],
+    passes: int = 1,
+    compute: torch.dtype | None = None,
 ):
-    """Hooks, divide factors, ignored and unused parameters, and a mesh for each parameter change the gradients of a
-    fully sharded model as documented."""
+    """Hooks, divide factors, ignored and unused parameters, parameters of integers, and a mesh for each parameter
+    change the gradients of a fully sharded model as documented, also where only the last pass shares them."""
     model_mesh, options = mesh, dict[str, Any]()
+    if compute is not None:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float64)
+    if way == "integers":
+        multiply_by_integers(model)
     if way == "ignored":
         options["ignored_params"] = {model.net2.bias}
     if way == "meshes":
@@ -336,26 +363,31 @@ def changed_gradients(
         model.set_reduce_scatter_divide_factor(4.0)
     if way == "unused":
         require_attribute(model, "set_reduce_scatter_unused_params")(True)
-        if mesh.get_local_rank():
-            model.forward = model.net1.forward
-    x, grad = inputs[0]
-    out = model(x)
-    out.backward(grad)
+    if way == "turns":
+        getattr(model, "set_reduce_scatter_unused_params", bool)(True)
+    index = mesh.mesh.flatten().tolist().index(dist.get_rank())
+    for number, (x, grad) in enumerate(inputs[:passes]):
+        model.set_requires_gradient_sync(number == passes - 1)
+        model.forward = used_part(model, way, index, number).forward
+        out = model(x)
+        out.backward(grad.to(out.dtype))
     return {"forward": out, "gradients": reduced_gradients(model)}
 
 
 @changed_gradients.due
-def _(model, mesh: Mesh, inputs: list[Pairs], way: str, rank: Rank):
+def _(model, mesh: Mesh, inputs: list[Pairs], way: str, passes: int, compute, rank: Rank):
+    if way == "integers":
+        multiply_by_integers(model)
     divisor = {"hook": mesh.size / 2, "factor": 4.0}.get(way, mesh.size)
 
     def reduce_over(ranks: Sequence[int], divisor: float) -> tuple[list[torch.Tensor], dict[str, Any]]:
         """The outputs of these ranks, and the sum of their gradients divided by ``divisor``."""
-        trained, outs = copy.deepcopy(model), []
-        for member in ranks:
-            x, grad = inputs[0][mesh.ranks.index(member)]
-            outs.append((trained.net1 if way == "unused" and member != mesh.ranks[0] else trained)(x))
+        trained, outs = copy.deepcopy(model), list[torch.Tensor]()
+        for number, member in ((number, member) for number in range(passes) for member in ranks):
+            x, grad = inputs[number][mesh.ranks.index(member)]
+            outs.append(used_part(trained, way, mesh.ranks.index(member), number)(x))
             outs[-1].backward(grad / divisor)
-        return outs, reduced_gradients(trained)
+        return outs[-len(ranks) :], reduced_gradients(trained)
 
     outs, grads = reduce_over(mesh.ranks, divisor)
     due = claimed(grads, mesh)
@@ -364,4 +396,5 @@ def _(model, mesh: Mesh, inputs: list[Pairs], way: str, rank: Rank):
     for name in due if way == "meshes" else ():
         own_mesh = mesh.slice((int(name.startswith("net2")),), mesh.coord(rank) or (0,))
         due[name] = Claimed(reduce_over(own_mesh.ranks, own_mesh.size)[1][name], own_mesh, exact=False)
-    return {"forward": Near(outs[mesh.ranks.index(rank)].detach()), "gradients": due}
+    out = outs[mesh.ranks.index(rank)].detach()
+    return {"forward": Near(out.to(compute or out.dtype), compute), "gradients": due}

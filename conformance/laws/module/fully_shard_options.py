@@ -51,7 +51,9 @@ CLAUSES = {
         "The model computes in param_dtype, gradients are reduced in reduce_dtype and stored in the parameter's dtype."
     ),
     "shared": "A weight that two modules share is sharded once, and its gradient is the sum of both uses.",
-    "partly": "Where parameters are resharded over fewer ranks after the forward pass, gradients are the same.",
+    "partly": (
+        "Where parameters are resharded over fewer ranks after the forward pass, they and their gradients are the same."
+    ),
     "otherwise": (
         "Parameters are sharded on the dim of shard_placement_fn, and gradients are divided by the factor that is set."
     ),
@@ -98,6 +100,7 @@ def fully_sharded(
     looked: bool = False,
     freezes: bool = False,
     asks: Literal["late", "turns"] | None = None,
+    passed: bool = False,
 ):
     options = {"mesh": mesh, "reshard_after_forward": reshard}
     if compute is not None:
@@ -133,6 +136,11 @@ def fully_sharded(
         }
         model.reshard()  # type: ignore[operator]
         looks["reshard"] = copied_parameters(model)
+    if passed:  # a forward pass, after which they stay sharded over fewer ranks
+        with torch.no_grad():
+            model(inputs[0][0])
+            kept: dict[str, Any] = copied_parameters(model)
+            looks["forward"] = {name: parameter.full_tensor() for name, parameter in kept.items()}
     return {"steps": steps, "looked": looks}
 
 
@@ -149,6 +157,7 @@ def fully_sharded_due(
     looked,
     freezes,
     asks,
+    passed,
     rank: Rank,
 ):
     dtype = compute or torch.float64
@@ -180,6 +189,8 @@ def fully_sharded_due(
             "unshard": {name: Near(parameter, compute) for name, parameter in full.items()},
             "reshard": due(copied_parameters(model)),
         }
+    if passed:
+        looks["forward"] = {name: Near(parameter) for name, parameter in copied_parameters(model).items()}
     return {"steps": steps, "looked": looks}
 
 
@@ -229,34 +240,51 @@ def features_options(case: Case) -> set[str]:
         "mesh=1x2 rows=3 reduce=float32 split=1",
         "mesh=2x2 rows=4 reduce=float32 split=1 passes=2",
         "mesh=1x2 rows=4 reduce=bfloat16 split=1",
+        "mesh=2 rows=3 reduce=float32 frozen=1",
+        "mesh=3 rows=3 reduce=float32 ones=2 stored=bfloat16",
+        "mesh=3 rows=3 reduce=float32 ones=2 stored=bfloat16 frozen=1",
     ),
-    sweeps=9,
+    sweeps=12,
     features=lambda case: {"module", "fully-sharded", "backward"},
     needs=NEEDS,
     weight=0.3,
 )
-def reduced_in(mesh: NamedMesh, rows: int, reduce: torch.dtype, passes: int = 1, split: bool = False):
+def reduced_in(
+    mesh: NamedMesh,
+    rows: int,
+    reduce: torch.dtype,
+    passes: int = 1,
+    split: bool = False,
+    ones: int = 1,
+    stored: torch.dtype = torch.float32,
+    frozen: bool = False,
+):
     """Gradients that are computed in param_dtype are summed over ranks and passes in reduce_dtype, also over the ranks
-    among which another mesh dim splits the batch."""
-    model: Any = nn.Linear(1, rows, bias=False)
+    among which another mesh dim splits the batch, and after a pass in which the parameters were frozen."""
+    model: Any = nn.Linear(1, rows, bias=False, dtype=stored)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
     fsdp_mesh, batch_mesh = (mesh["a"], mesh["b"]) if split else (mesh, None)
     if batch_mesh is not None:  # each of its ranks has a row of the batch
         model.weight = nn.Parameter(distribute_tensor(model.weight.data, batch_mesh, [Replicate()]))
     fully_shard(model, mesh=fsdp_mesh, mp_policy=policy)
+    if frozen:
+        model.requires_grad_(False)
+        model(torch.ones(1, 1))
+        model.requires_grad_(True)
     index = mesh.mesh.flatten().tolist().index(dist.get_rank())
+    last = 1 if split else mesh.size() - 1
     for number in range(passes):
         model.set_requires_gradient_sync(number == passes - 1)
-        x = torch.full((1, 1), {0: 256.0, 1 if split else mesh.size() - 1: 1.0}.get(index, 0.0))
+        x = torch.full((1, 1), 256.0 if index == 0 else float(last - ones < index <= last))
         model(x if batch_mesh is None else DTensor.from_local(x, batch_mesh, [Shard(0)])).sum().backward()
     return reduced_gradients(model)
 
 
 @reduced_in.due
-def _(mesh: Mesh, rows, reduce, passes: int, split: bool):
+def _(mesh: Mesh, rows, reduce, passes: int, split: bool, ones: int, stored):
     # 257 needs nine bits of precision, bfloat16 has eight
     ranks = mesh.shape[0] if split else mesh.size
-    full = torch.full((rows, 1), (256.0 + (reduce is torch.float32)) * passes / ranks)
+    full = torch.full((rows, 1), (256.0 + ones * (reduce is torch.float32)) * passes / ranks, dtype=stored)
     placements: Placements = (S(0), R()) if split else (*(R(),) * (mesh.ndim - 1), S(0))
     return {"weight": dtensor(mesh, full, *placements)}
 
@@ -291,6 +319,11 @@ def _(mesh: Mesh, rows, asked: torch.dtype):
     return {"weight": dtensor(mesh, torch.ones(rows, 1, dtype=asked), *(R(),) * (mesh.ndim - 1), S(0))}
 
 
+def shared_by_groups(case: Case, text: str) -> bool:
+    """Whether a refusal says that two groups may not share a parameter."""
+    return "is shared with a parameter already managed by another FSDP group" in text
+
+
 # cases that are seldom drawn
 SWEEPS = {
     "hybrid": ("mesh=2x2 model=norm dims=5x7 reshard=yes",),
@@ -301,7 +334,13 @@ SWEEPS = {
         "mesh=2x2 model=mlp dims=5x5x5 reshard=yes passes=2 synced=held asks=turns",
         "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=held asks=late",
     ),
-    "partly": ("mesh=4 model=mlp dims=4x8x4 reshard=2 units=1 dim=1",),
+    "partly": (
+        "mesh=4 model=mlp dims=4x8x4 reshard=2 units=1 dim=1",
+        "mesh=4 model=mlp dims=5x8x4 reshard=2 passed=1",
+        "mesh=4 model=mlp dims=5x5x3 reshard=2 passed=1",
+        "mesh=4 model=norm dims=6x2 reshard=2 units=1 passed=1",
+    ),
+    "shared": ("mesh=2 model=tied dims=5x3 reshard=yes units=1",),  # in groups of their own
     "precision": (
         "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64",
         "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64 asks=late",
@@ -318,6 +357,7 @@ LAWS = make_laws(
             "draw": partial(draw_options, kind=kind),
             "draws": 3 if kind == "partly" else 5,
             **({"sweep": texts(*SWEEPS[kind]), "sweeps": len(SWEEPS[kind])} if kind in SWEEPS else {}),
+            **({"refusal": shared_by_groups} if kind == "shared" else {}),
         }
         for kind, clause in CLAUSES.items()
     },
