@@ -379,7 +379,9 @@ def base_tensor(tensor: Any) -> Any:
 
 def foreach(name: str, tensors: Any, *arguments: Any) -> Any:
     """Call an op on a list of tensors, such as ``mul_``."""
-    return getattr(pkgutil.resolve_name("torch"), "_".join(("", "foreach", name)))(tensors, *arguments)
+    import torch
+
+    return getattr(torch, f"_foreach_{name}")(tensors, *arguments)
 
 
 def import_statement(key: str) -> str:

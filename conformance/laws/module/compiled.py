@@ -96,12 +96,9 @@ def several(outs: Any) -> list[Any]:
     return [*outs] if isinstance(outs, tuple) else [outs]
 
 
-OLDER = ("pointwise", "sum", "product", "turned", "gathered", "locally")
 SWEEP = (
-    *(f"mesh=2 x=4x4:S(0):float64:small fn={fn}" for fn in OLDER),
-    *(f"mesh=2 x=4x4:S(0):float64:small fn={fn} grads=1" for fn in ("pointwise", "product")),
-    *(f"mesh=2 x=4x4:S(0):float64:small fn={fn}" for fn in PROGRAMS if fn not in OLDER),
-    *(f"mesh=2 x=4x4:S(0):float64:small fn={fn} grads=1" for fn in PROGRAMS if fn not in OLDER),
+    *(f"mesh=2 x=4x4:S(0):float64:small fn={fn}" for fn in PROGRAMS),
+    *(f"mesh=2 x=4x4:S(0):float64:small fn={fn} grads=1" for fn in PROGRAMS),
     "mesh=2 x=4x4:S(0):float64:small y=6x4:S(0):float64:small fn=pointwise grads=1",
     "mesh=2 x=4x4:S(0):float64:small y=3x4:S(0):float64:small fn=pointwise grads=1",
     "mesh=2 x=4x4:S(0):float64:small y=3x4:S(0):float64:small fn=rows-counted",
