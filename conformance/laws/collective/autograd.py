@@ -167,5 +167,8 @@ WAY_BACK = {
     "all_gather": "all_to_all",
     "reduce_scatter": "all_gather",
 }
-NEEDS = {name: tuple(dict.fromkeys((name, WAY_BACK.get(name, name), "subgroups"))) for name in CALLS}
+NEEDS = {
+    name: tuple(dict.fromkeys((name.removesuffix("_single"), WAY_BACK.get(name, "subgroups"), "subgroups")))
+    for name in CALLS
+}
 LAWS = [autograd_law(name) for name in CALLS]
