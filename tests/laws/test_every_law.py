@@ -5,8 +5,6 @@ The laws of ops, hundreds of a kind, meet their faults together in ``test_op*.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from shardlaw.conformance.law.case import Case
@@ -14,17 +12,11 @@ from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.laws import MODULES
 from shardlaw.conformance.report.reproducer import FaultInfo, render_reproducer
 from shardlaw.conformance.run import proof
-from tests.laws.planting import PLANT, UNSEEN, Plant, in_folders, planting
+from tests.laws.planting import PLANT, UNSEEN, Plant, in_folders
 from tests.planted.hook import Fault, fault_of
 
 LAWS = in_folders(*{room.partition(".")[0] for room in MODULES} - {"op"})
 by_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.id)
-
-
-@pytest.fixture(scope="module")
-def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
-    with planting(tmp_path_factory.mktemp("planted")) as plant:
-        yield plant
 
 
 def shown_by(law: Law) -> tuple[Fault, Case]:

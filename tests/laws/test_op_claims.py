@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.laws import find
-from tests.laws.planting import Plant, planting
-
-
-@pytest.fixture(scope="module")
-def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
-    with planting(tmp_path_factory.mktemp("planted")) as plant:
-        yield plant
+from tests.laws.planting import Plant
 
 
 @pytest.mark.ranks

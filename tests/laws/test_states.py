@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.laws import find
-from tests.laws.planting import Plant, planting
+from tests.laws.planting import Plant
 
 BLANK = "optimizer.blank mesh=2 x=4x2:S(0):float32:small a=2:S(0):float32:small how=broadcast"
-
-
-@pytest.fixture(scope="module")
-def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
-    with planting(tmp_path_factory.mktemp("planted")) as plant:
-        yield plant
 
 
 @pytest.mark.ranks

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws import find
-from tests.laws.planting import Plant, planting
+from tests.laws.planting import Plant
 
 SHOWN = {
     "reductions_lose_nan": (
@@ -29,12 +27,6 @@ SHOWN = {
         "redistribute.large mesh=4 rows=43691 dtype=float64 from=S(0) to=R",
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
-    with planting(tmp_path_factory.mktemp("planted")) as plant:
-        yield plant
 
 
 @pytest.mark.ranks
