@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 NAME = "over-host"
 # methods whose results are in the first argument
@@ -193,7 +194,10 @@ class CombinedWork(dist.Work):
 
 
 def _to_host(x: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy on the host; the tensor itself if it is one. Raises ``NotImplementedError`` for sparse and quantized tensors."""
+    """A contiguous copy on the host; the tensor itself if it is one. Raises ``NotImplementedError`` for sparse and quantized tensors, and
+    for DTensors, which no back end sends."""
+    if isinstance(x, DTensor):
+        raise NotImplementedError(f"{NAME}: a DTensor cannot be sent")
     if x.layout is not torch.strided or x.is_quantized:
         raise NotImplementedError(f"{NAME}: a tensor of {x.dtype} in the layout {x.layout} cannot be sent")
     return x.detach().cpu().contiguous() if x.device.type != "cpu" or not x.is_contiguous() else x

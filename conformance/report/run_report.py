@@ -132,7 +132,7 @@ class ExpectationLine(msgspec.Struct, kw_only=True):
 
     ``matched`` counts by law the cases that it covers, ``deviated`` those of them that deviate as it says, ``masked`` is the largest share
     of a law's cases that it covers. ``happened``: something matched, even if a later layer's entry got the hit. ``mended``: its own
-    ``case`` was judged and does not deviate. ``unseen``: its ``cause`` was never tried on this release of torch.
+    ``case`` was judged and holds. ``unseen``: its ``cause`` was never tried on this release of torch.
     """
 
     law: str

@@ -69,7 +69,7 @@ class Entry:
 
     ``laws`` are the ids that the pattern ``law`` selects. ``hits`` counts the deviations that this entry accounts for, ``matched`` by law
     the cases that it covers whatever their verdict, ``deviated`` by law the deviations that match, also those for which a later layer's
-    entry accounts. ``mended``: its own case was judged and does not deviate.
+    entry accounts. ``mended``: its own case was judged and holds.
     """
 
     law: str

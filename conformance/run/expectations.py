@@ -118,9 +118,9 @@ class Expectations:
         return any(entry.covers(case, features) for entry in candidates)
 
     def note_own_case(self, verdict: Verdict) -> None:
-        """If the verdict is of an entry's own case, note whether it still deviates."""
+        """If the verdict is of an entry's own case, note whether it holds now, or is refused no longer."""
         for entry in self._of_case.get(verdict.case, ()):
-            entry.mended = verdict.status != (REFUSED if entry.kind == REFUSED else "deviates")
+            entry.mended = verdict.status != REFUSED if entry.kind == REFUSED else verdict.status == "held"
 
     def count_case(self, case: Case, features: AbstractSet[str]) -> None:
         """Count a judged case for its law and for each entry that covers it."""

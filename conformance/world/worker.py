@@ -169,14 +169,14 @@ class Rank:
     def _is_leftover(self, thread: threading.Thread) -> bool:
         """Whether a thread should have ended with the check.
 
-        Not so are threads that ran before the first check, those of executors, which wait for work until the process ends, those that
-        run code of the backend's package, and those that Python did not start, such as torch's threads for gradients on a GPU.
+        Not so are those that ran before the first check, those of executors, which wait for work until the process ends, those of the
+        backend's package or of a library's class (a progress bar's), and those that Python did not start (torch's for gradients on a GPU).
         """
         runs = getattr(thread, "_target", None)
-        package, _, _ = str(getattr(runs, "__module__", None) or type(thread).__module__).partition(".")
-        of_backend = bool(self.target.setup) and package == self.target.setup.partition(":")[0].partition(".")[0]
-        foreign = isinstance(thread, threading._DummyThread)
-        return not (thread in self._initial_threads or runs is executors._worker or of_backend or foreign)
+        own, of = (str(module).partition(".")[0] for module in (type(thread).__module__, getattr(runs, "__module__", None)))
+        of_backend = bool(self.target.setup) and self.target.setup.partition(":")[0].partition(".")[0] in (own, of)
+        of_others = own not in {"torch", *sys.stdlib_module_names} or isinstance(thread, threading._DummyThread)
+        return not (thread in self._initial_threads or runs is executors._worker or of_backend or of_others)
 
     def _restore_globals(self) -> None:
         """Restore the global state that a law may have changed."""

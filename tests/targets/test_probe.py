@@ -54,6 +54,10 @@ def waits_in_a_backend(until: threading.Event) -> None:
     until.wait()
 
 
+class Monitor(threading.Thread):
+    """As a progress bar's, which a library starts."""
+
+
 @pytest.mark.parametrize(
     ("runs", "setup", "left"),
     [
@@ -76,3 +80,9 @@ def test_threads_of_a_backends_package_are_not_left_behind(runs: Callable[[threa
     finally:
         until.set()
         thread.join()
+
+
+def test_a_librarys_own_thread_is_not_left_behind() -> None:
+    made = rank_of(Target())
+    assert not made._is_leftover(Monitor())
+    assert made._is_leftover(threading.Timer(1, print))
