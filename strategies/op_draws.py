@@ -51,6 +51,7 @@ LINEAR = words(
     zeros_like ones_like new_zeros add.in-place sub.in-place mul.in-place copy.in-place exp sin cos tanh reciprocal"""
 )
 WRITES = re.compile(r"_\(|setitem|out=|(batch|instance)_norm")
+CHOOSES = re.compile(r"\b(topk|sort|argsort|kthvalue|(nan)?median|mode)\(")  # which of equal elements is taken is not said
 PAIRS = re.compile(r"view_as_complex\(")
 
 
@@ -70,11 +71,11 @@ def has_three_dims(variant: Variant) -> bool:
 
 
 def unusual_memories(variants: Sequence[Variant]) -> tuple[str, ...]:
-    """The memory layouts with which an op is tried, other than contiguous: none that repeats elements where it writes, and only contiguous
-    memory where it views pairs of elements."""
+    """The memory layouts with which an op is tried, other than contiguous: none that repeats elements where it writes or takes any of
+    equal elements, and only contiguous memory where it views pairs of elements."""
     if any(PAIRS.search(variant.call) for variant in variants):
         return ("plain",)
-    expanded = ("expanded",) * (not any(WRITES.search(variant.call) for variant in variants))
+    expanded = ("expanded",) * (not any(WRITES.search(variant.call) or CHOOSES.search(variant.call) for variant in variants))
     return ("sliced", "transposed", *expanded, "offset", *("channels-last",) * (3 * any(map(has_three_dims, variants))))
 
 

@@ -20,6 +20,7 @@ WORDS = (
     "uneven",
     "not supported",
     "not implemented",
+    "only implemented",
     "invalid scalar type",
 )
 # texts of internal errors of torch
