@@ -76,12 +76,16 @@ class Parameter:
 
 
 def read_parameters(function: Callable[..., Any], known: Mapping[str, Parameter] | None = None) -> dict[str, Parameter]:
-    """The parameters of a function by name, those in ``known`` as they are there. Raises ``TypeError`` for a missing or unknown type."""
+    """The parameters of a function by name, those in ``known`` as they are there. Raises ``TypeError`` for a missing or unknown type,
+    or for one of ``known`` that has another."""
     hints, signature = _hints_and_signature(function)
     found = {}
     for name, parameter in signature.parameters.items():
         if known is not None and name in known:
             found[name] = known[name]
+            own = [data for data in getattr(hints.get(name), "__metadata__", ()) if isinstance(data, Field)]
+            if own and own != [known[name].type]:
+                raise TypeError(f"{function.__qualname__}: parameter {name!r} is another field than the act's of that name")
         else:
             if name not in hints:
                 raise TypeError(f"{function.__qualname__}: parameter {name!r} has no annotation")

@@ -248,11 +248,14 @@ class World:
     def groups_to_verify(self) -> tuple[str, ...] | None:
         """The groups that parked ranks must verify before they go on: those used in the case, or all where the backend does not count.
 
-        ``None`` where the world cannot go on: ranks are parked at different cases, one is unusable, or a group has run more collectives on
-        one rank than on another.
+        ``None`` where the world cannot go on: ranks are parked at different cases, one is unusable, a group has run more collectives on
+        one rank than on another, or a message of the case may still be on its way.
         """
         waiting = list(self.parked.values())
         if len({(parked.batch, parked.index) for parked in waiting}) > 1 or any(parked.unusable for parked in waiting):
+            return None
+        batch = self.batch(waiting[0].batch)
+        if batch is not None and "p2p" in batch.jobs[waiting[0].index].law.needs:
             return None
         if not all(parked.total for parked in waiting):
             return (protocol.EVERY_GROUP,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import torch
@@ -53,6 +54,16 @@ class MessagesField(Field):
         return ScriptArgument("SENT", ("SENT = [", *(f"    {literal(message)}," for message in value), "]"))
 
 
+@contextmanager
+def apart(group, by):
+    """No earlier or later message is taken for one that is received from anyone."""
+    if by == "anyone":
+        dist.barrier(group)
+    yield
+    if by == "anyone":
+        dist.barrier(group)
+
+
 def messages(
     sends: Annotated[Any, MessagesField()],
     group: Group,
@@ -84,16 +95,18 @@ def messages(
         return dist.P2POp(dist.irecv, received[at], ranks[source], group, tag)
 
     if how == "blocking":
-        senders = [sender for at in own if (sender := post(at, dist.send, dist.recv)) is not None]
+        with apart(group, by):
+            senders = [sender for at in own if (sender := post(at, dist.send, dist.recv)) is not None]
         return {"message": list(received.values()), "sender": senders}
     # first what this rank sends, in order, then what it receives, with ``receive=reversed`` the last tag first
     own.sort(key=lambda at: (at in received, -sends[at][2] if receive and at in received else 0))
-    if how == "batch":
-        works = dist.batch_isend_irecv([operation(at) for at in own]) if own else []
-    else:
-        works = [post(at, dist.isend, dist.irecv) for at in own]
-    for work in works:
-        work.wait()
+    with apart(group, by):
+        if how == "batch":
+            works = dist.batch_isend_irecv([operation(at) for at in own]) if own else []
+        else:
+            works = [post(at, dist.isend, dist.irecv) for at in own]
+        for work in works:
+            work.wait()
     return {"message": list(received.values())}
 
 
@@ -280,13 +293,13 @@ def objects(
     elif call == "scatter_object_list":
         got, want = [STALE], [row[at]]
         dist.scatter_object_list(got, row if at == root else None, group=group, **peer("src", root))
-    elif at == root:
-        dist.send_object_list(row, group=group, **peer("dst", to))
-        got = row
-    elif at == to:
-        sender = dist.recv_object_list(got, group=group, **peer("src", root))
     else:
-        want = got
+        with apart(group, by):
+            if at == root:
+                dist.send_object_list(row, group=group, **peer("dst", to))
+            elif at == to:
+                sender = dist.recv_object_list(got, group=group, **peer("src", root))
+        want = row if at == to else got
     return {
         # texts also tell types, dtypes and the elements of these small tensors
         "wrong values": [(mine, sent) for mine, sent in zip(got, want, strict=False) if repr(mine) != repr(sent)],

@@ -224,5 +224,5 @@ def waiting(
 
 
 @waiting.due
-def _(old: FullDestination, new: NewerFullState, newest: NewestFullState, rank: Rank):
-    return {"resumed": OneOfStates({"old": old, "new": new, "newest": newest}, rank, may_refuse=False)}
+def _(old: FullDestination, first: NewerFullState, second: NewestFullState, rank: Rank):
+    return {"resumed": OneOfStates({"old": old, "new": first, "newest": second}, rank, may_refuse=False)}

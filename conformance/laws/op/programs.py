@@ -19,6 +19,7 @@ from shardlaw.conformance.laws.op.forward import DTENSOR, fields_text, list_case
 from shardlaw.conformance.laws.op.results import (
     due_results,
     due_strides,
+    has_plain_layouts,
     has_plain_tensors,
     is_replicated,
     layouts,
@@ -37,6 +38,7 @@ from shardlaw.strategies.op_outs import (
     enumerate_out_calls,
     out_samples,
 )
+from shardlaw.strategies.op_overloads import overload_samples
 from shardlaw.strategies.op_programs import (
     enumerate_histories,
     enumerate_programs,
@@ -71,6 +73,17 @@ program = result_law(
     sweeps=len(corner_samples()) + ENUMERATED,
     weight=8.0,
     refusal=may_refuse,
+)
+
+overloads = result_law(
+    "op.overloads",
+    exact=False,
+    clause="Each overload of an op has the dense results: in place, into an output, on lists, with numbers.",
+    source=DTENSOR,
+    control="mesh=2 a=5x3:S(0):float32:small steps=a.exp_()",
+    sweep=lambda limits: list_cases(overload_samples(), limits),
+    sweeps=len(overload_samples()),
+    refusal=refusal_unless(has_plain_layouts),
 )
 
 
@@ -169,4 +182,4 @@ alias = result_law(
     refusal=refusal_unless(is_replicated),
 )
 
-LAWS = [program, *map(out_law, OUTS), alias]
+LAWS = [program, overloads, *map(out_law, OUTS), alias]
