@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
+from torch.autograd import forward_ad
 from torch.distributed.fsdp import fully_shard
 
 from shardlaw.conformance.law.act import law, texts
@@ -19,7 +20,7 @@ from shardlaw.reference.mesh import Mesh
 FirstAction = Literal[
     "loaded", "beside", "evaluated", "inferred", "frozen", "cast", "dropped", "dropped-held", "hooked", "slope", "own"
 ]
-Action = Literal[FirstAction, "inner", "changed", "changes"]
+Action = Literal[FirstAction, "inner", "changed", "changes", "tangent", "jvp"]
 CASES = (
     *(f"mesh=2 model=mlp dims=5x7x3 does={does}" for does in get_args(FirstAction) if does != "dropped-held"),
     "mesh=2x2 model=mlp dims=5x7x3 does=dropped-held",
@@ -38,6 +39,10 @@ CASES = (
     "mesh=4 model=mlp dims=5x7x3 does=evaluated units=1 reshard=2",
     "mesh=4 model=mlp dims=5x7x3 does=frozen units=1 reshard=2",
     "mesh=4 model=mlp dims=5x7x3 does=beside reshard=2",
+    "mesh=2 model=mlp dims=5x7x3 does=tangent",
+    "mesh=2 model=mlp dims=5x7x3 does=tangent units=1 reshard=yes",
+    "mesh=2 model=mlp dims=5x7x3 does=jvp",
+    "mesh=3 model=mlp dims=5x7x3 does=jvp units=1 reshard=yes",
 )
 
 
@@ -62,8 +67,18 @@ def add_hooks(model: Any, does: str) -> None:
         model.net1.register_forward_pre_hook(lambda _, inputs: (inputs[0].mul_(2),))
 
 
+def push_forward(model: Any, x: torch.Tensor, does: str) -> Any:
+    """The output of a model, and its derivative along the input: in forward mode, or by :func:`torch.func.jvp`."""
+    if does == "jvp":
+        return torch.stack(torch.func.jvp(model, (x,), (x,))).detach()
+    with forward_ad.dual_level():
+        return torch.stack(forward_ad.unpack_dual(model(forward_ad.make_dual(x, x.clone())))).detach()
+
+
 def run_pass(model: Any, x: torch.Tensor, grad: torch.Tensor, does: str) -> Any:
-    """Run a model forward and backward. Returns its output."""
+    """Run a model forward and backward, or forward alone with the derivative. Returns its output."""
+    if does in ("tangent", "jvp"):
+        return push_forward(model, x, does)
     given = list[Any]()
     if does == "inner":  # the loss is made of what a layer gives, not of what the model gives
         hook = model.net1.register_forward_hook(lambda *hook_arguments: given.append(hook_arguments[-1]))
@@ -138,7 +153,7 @@ def between_steps(
 ):
     """A fully sharded model behaves as the dense one when it is evaluated, loaded, cast or frozen between steps, when
     gradients are dropped, changed or differentiated, when it returns an object, when the loss is made of what a layer
-    gives, and when its input or output is changed in place."""
+    gives, when its input or output is changed in place, and when it is differentiated in forward mode."""
     add_hooks(model, does)
     for unit in [model.net1, model.net2, model] if units else [model]:
         fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
