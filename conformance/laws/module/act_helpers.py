@@ -78,7 +78,7 @@ class TwoParts(torch.Tensor):
         return cls(parts["high"], parts["rest"])
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         name = func.name().removeprefix("aten::").partition(".")[0]
         if name == "new_zeros":
             return cls(args[0].high.new_zeros(args[1]), args[0].rest.new_zeros(args[1]))

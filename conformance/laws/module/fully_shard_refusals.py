@@ -144,7 +144,11 @@ SHARDED: dict[str, Callable[[Any, Any], Any]] = {
     "groups-hook": lambda model, mesh: model.set_all_reduce_hook(lambda reduced: reduced.mul_(2)),
     "second-first": lambda model, mesh: run_each(model.net2, model),
     "one-of-two": lambda model, mesh: run_each(model.net1, model.net2),
+    "dtypes": lambda model, mesh: run_each(model),
+    "meta": lambda model, mesh: run_each(model),
 }
+UNUSABLE = (*DTENSORS, "second-first", "one-of-two", "dtypes", "meta")  # take no plain input, or cannot be run
+WORDS = {"unnamed": ("name",), "dtypes": ("uniform",)}  # what a refusal must speak of
 ATTEMPTS = {**UNSHARDED, **DTENSORS, **SHARDED}
 
 
@@ -154,12 +158,18 @@ def prepare(model: Any, mesh: Any, attempt: str) -> None:
         model.scale = nn.Parameter(torch.ones(()))
     if attempt == "strided":
         model.net2.weight = nn.Parameter(model.net2.weight.data.t().contiguous().t())
+    if attempt == "dtypes":
+        model.net2.float()
+    if attempt == "meta":
+        model.to(torch.device("meta"))
     if attempt in DTENSORS:
         place_weights(model, mesh, WEIGHTS.get(attempt, [Replicate()] * mesh.ndim))
     if attempt == "one-of-two":
         shard([model.net1, model.net2], mesh)
     elif attempt.startswith("groups"):
         shard_by_groups(model, mesh)
+    elif attempt == "dtypes":
+        shard(model, mesh)
     elif attempt in SHARDED:
         for unit in (model.net2, model):
             shard(unit, mesh)
@@ -206,9 +216,9 @@ def refuses(
         if attempt == "scalar":
             del model.scale
         shard(model, mesh)
+    if attempt in UNUSABLE:
+        return {"refused": refused, "sharded": None, "forward": None, "gradients": None}
     sharded = [isinstance(parameter, DTensor) for parameter in model.parameters()]
-    if attempt in DTENSORS or attempt in ("second-first", "one-of-two"):  # takes no plain input, or cannot be run
-        return {"refused": refused, "sharded": sharded, "forward": None, "gradients": None}
     x, grad = inputs[0]
     out = model(x)
     out.backward(grad)
@@ -219,10 +229,10 @@ def refuses(
 @refuses.due
 def _(model, mesh: Mesh, inputs: list[Pairs], attempt: str, anew: bool, rank: Rank):
     errors = (TypeError,) if attempt == "buffers-yes" else (ValueError, RuntimeError, AssertionError)
-    refused = [Refused(errors, ("name",) if attempt == "unnamed" else ())] * 2
+    refused = [Refused(errors, WORDS.get(attempt, ()))] * 2
+    if attempt in UNUSABLE:
+        return {"refused": refused, "sharded": None, "forward": None, "gradients": None}
     sharded = [attempt not in UNSHARDED or anew] * (len(list(model.parameters())) + (attempt == "scalar" and not anew))
-    if attempt in DTENSORS or attempt in ("second-first", "one-of-two"):
-        return {"refused": refused, "sharded": sharded, "forward": None, "gradients": None}
     (x, grad), index = inputs[0][mesh.ranks.index(rank)], mesh.ranks.index(rank)
     if attempt in SHARDED or anew:
         out, due = mean_backward(model, inputs[0])[index], claimed(reduced_gradients(model), mesh)
