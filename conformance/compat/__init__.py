@@ -58,6 +58,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper:",),
     ),
     "fsdp_common": ("shard parameters on meshes of their own", ("torch.distributed.fsdp._fully_shard._fsdp_common:",)),
+    "make_wrapper_subclass": ("hold a tensor in parts", ("torch:Tensor._make_wrapper_subclass",)),
     "pre_dp_module_transform": ("replicate parallel models", ("torch.distributed.tensor.parallel.ddp:_pre_dp_module_transform",)),
     "context_parallel_unshard": (
         "put buffers together within a context",

@@ -122,6 +122,8 @@ MODULES = (
     "module.register_sharding",
     "module.fully_shard_options",
     "module.exported_programs",
+    "module.gather_hooks",
+    "module.fully_shard_refusals",
     "optimizer.sharded_load",
     "optimizer.sharded_attempts",
     "optimizer.checkpointed",

@@ -122,6 +122,20 @@ def resharding_cannot_be_put_off() -> None:
         return None
 
 
+@breaks("module.fully-shard-refuses", case="module.fully-shard-refuses mesh=2 model=mlp dims=5x7x3 attempt=set-reshard-1")
+def any_number_reshards() -> None:
+    @instead(FSDPModule, "set_reshard_after_forward")
+    def fault(true: Any, self: Any, reshard: Any, **options: Any) -> None:
+        true(self, bool(reshard), **options)
+
+
+@breaks("module.gather-hooks")
+def gathered_parts_are_doubled() -> None:
+    @instead(_fsdp_param.FSDPParam, "_unflatten_all_gather_outputs")
+    def fault(true: Any, self: Any) -> Any:
+        return tuple(part * 2 for part in true(self))
+
+
 @breaks("module.told-otherwise")
 def hooks_are_forgotten() -> None:
     @instead(FSDPModule, "set_all_reduce_hook")

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
+from torch.autograd import forward_ad
 from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Near, Of
@@ -19,7 +21,9 @@ from shardlaw.reference.mesh import Mesh
 FirstAction = Literal[
     "loaded", "beside", "evaluated", "inferred", "frozen", "cast", "dropped", "dropped-held", "hooked", "slope", "own"
 ]
-Action = Literal[FirstAction, "inner", "changed", "changes"]
+Action = Literal[
+    FirstAction, "inner", "changed", "changes", "tangent", "jvp", "assigned", "recomputed", "recomputed-whole"
+]
 CASES = (
     *(f"mesh=2 model=mlp dims=5x7x3 does={does}" for does in get_args(FirstAction) if does != "dropped-held"),
     "mesh=2x2 model=mlp dims=5x7x3 does=dropped-held",
@@ -38,6 +42,14 @@ CASES = (
     "mesh=4 model=mlp dims=5x7x3 does=evaluated units=1 reshard=2",
     "mesh=4 model=mlp dims=5x7x3 does=frozen units=1 reshard=2",
     "mesh=4 model=mlp dims=5x7x3 does=beside reshard=2",
+    "mesh=2 model=mlp dims=5x7x3 does=tangent",
+    "mesh=2 model=mlp dims=5x7x3 does=tangent units=1 reshard=yes",
+    "mesh=2 model=mlp dims=5x7x3 does=jvp",
+    "mesh=3 model=mlp dims=5x7x3 does=jvp units=1 reshard=yes",
+    "mesh=3 model=mlp dims=5x7x3 does=assigned units=1 reshard=no",
+    "mesh=2 model=mlp dims=5x7x3 does=recomputed units=1 reshard=yes",
+    "mesh=2 model=mlp dims=5x7x3 does=recomputed",
+    "mesh=2 model=mlp dims=5x7x3 does=recomputed-whole units=1 reshard=yes",
 )
 
 
@@ -51,6 +63,11 @@ class OwnResult:
         self.only = only
 
 
+def recomputed(module: Any, x: torch.Tensor) -> Any:
+    """The output of a module, which runs again in the backward pass."""
+    return checkpoint(module, x, use_reentrant=False)
+
+
 def add_hooks(model: Any, does: str) -> None:
     """Give a model hooks, before it is sharded: ``own`` has it return an object, ``changed`` a view, and ``changes``
     has its first layer change its input in place."""
@@ -60,14 +77,29 @@ def add_hooks(model: Any, does: str) -> None:
         model.register_forward_hook(lambda *hook_arguments: hook_arguments[-1][:, :])
     if does == "changes":
         model.net1.register_forward_pre_hook(lambda _, inputs: (inputs[0].mul_(2),))
+    if does == "recomputed":
+        model.forward = lambda x: recomputed(model.net2, model.relu(recomputed(model.net1, x)))
+
+
+def push_forward(model: Any, x: torch.Tensor, does: str) -> Any:
+    """The output of a model, and its derivative along the input: in forward mode, or by :func:`torch.func.jvp`."""
+    if does == "jvp":
+        return torch.stack(torch.func.jvp(model, (x,), (x,))).detach()
+    with forward_ad.dual_level():
+        return torch.stack(forward_ad.unpack_dual(model(forward_ad.make_dual(x, x.clone())))).detach()
 
 
 def run_pass(model: Any, x: torch.Tensor, grad: torch.Tensor, does: str) -> Any:
-    """Run a model forward and backward. Returns its output."""
+    """Run a model forward and backward, or forward alone with the derivative. Returns its output."""
+    if does in ("tangent", "jvp"):
+        return push_forward(model, x, does)
     given = list[Any]()
     if does == "inner":  # the loss is made of what a layer gives, not of what the model gives
         hook = model.net1.register_forward_hook(lambda *hook_arguments: given.append(hook_arguments[-1]))
-    out = model(x.requires_grad_() * 1 if does == "changes" else x)
+    if does == "recomputed-whole":
+        out = recomputed(model, x)
+    else:
+        out = model(x.requires_grad_() * 1 if does == "changes" else x)
     if does == "inner":
         hook.remove()
         out, grad = given[0], grad[:, :1].expand_as(given[0])
@@ -113,8 +145,9 @@ def train(model: Any, batches: Sequence[Pairs], does: str) -> dict[str, Any]:
             evaluate(model, cast_pairs[0][0], does)
         optim.step()
         optim.zero_grad()
-        if does == "loaded":
-            model.load_state_dict({name: value * 2 for name, value in model.state_dict().items()})
+        if does in ("loaded", "assigned"):
+            state = {name: value * 2 for name, value in model.state_dict().items()}
+            model.load_state_dict(state, assign=does == "assigned")
         if does == "frozen" and len(steps) == 1:
             evaluate(model, cast_pairs[0][0], does)
             model.net1.requires_grad_(False)
@@ -138,7 +171,8 @@ def between_steps(
 ):
     """A fully sharded model behaves as the dense one when it is evaluated, loaded, cast or frozen between steps, when
     gradients are dropped, changed or differentiated, when it returns an object, when the loss is made of what a layer
-    gives, and when its input or output is changed in place."""
+    gives, when its input or output is changed in place, when it is differentiated in forward mode, and when it is
+    computed again in the backward pass."""
     add_hooks(model, does)
     for unit in [model.net1, model.net2, model] if units else [model]:
         fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)

@@ -20,6 +20,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.laws.module.act_helpers import OwnAllGather, OwnReduceScatter, gather_in_two_parts
 from shardlaw.conformance.laws.module.arguments import FromCase
 from shardlaw.conformance.laws.module.fully_shard import FSDP, read_rank_batches
 from shardlaw.conformance.laws.module.fully_shard_options import sgd
@@ -78,45 +79,6 @@ def is_unsupported(case: Case, text: str) -> bool:
     return "not supported by torch" in text
 
 
-class OwnAllGather:
-    """A custom all-gather that reuses its buffers."""
-
-    def __init__(self) -> None:
-        self.buffers: dict[Any, torch.Tensor] = {}
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return self.buffers.setdefault((tuple(size), dtype), torch.empty(*size, dtype=dtype, device=device))
-
-    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
-        return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
-
-
-class OwnReduceScatter:
-    """A custom reduce-scatter."""
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
-        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-
-
-def gather_in_two_parts(shard: Any) -> None:
-    """Give a local shard the hooks of fully_shard that gather it as its float32 value and the rest."""
-
-    def pre_all_gather(mesh: Any, size: Any, stride: Any, module: Any, policy: Any) -> Any:
-        rounded = shard.float()
-        return (rounded, shard - rounded), None
-
-    def post_all_gather(outputs: Any, metadata: Any, dtype: torch.dtype, *, out: torch.Tensor | None = None) -> Any:
-        full = outputs[0].double() + outputs[1]
-        if out is not None:
-            return out.data.copy_(full)
-        return full, (full,)
-
-    shard.fsdp_pre_all_gather, shard.fsdp_post_all_gather = pre_all_gather, post_all_gather
-
-
 def configure(model: Any, way: str) -> None:
     """Call the method of FSDPModule that ``way`` names, on the model or on its layers."""
     modules = [model, model.net1, model.net2]
@@ -143,6 +105,10 @@ def configure(model: Any, way: str) -> None:
                 module.set_force_sum_reduction_for_comms(True)
         case "buffers":
             require_attribute(model, "set_reduce_scatter_max_input_buffers")(2)
+        case "own-group":
+            require_attribute(model, "set_separate_reduce_scatter_group")()
+        case "kept-storage":
+            require_attribute(model, "set_keep_unsharded_storage")(True)
         case "unneeded":  # the first layer's input requires no gradient
             model.net1.set_unshard_in_backward(False)
         case "two-roots":
@@ -204,6 +170,8 @@ Way = Literal[
     "failed-forward",
     "failed-backward",
     "failed-unsynced",
+    "own-group",
+    "kept-storage",
 ]
 METHOD_CASES = (
     "mesh=2 model=mlp dims=5x7x3 way=prefetched-forward",
@@ -230,6 +198,9 @@ METHOD_CASES = (
     "mesh=2 model=mlp dims=5x7x3 way=failed-backward",
     "mesh=2 model=mlp dims=5x7x3 way=failed-unsynced",
     "mesh=2x1 model=mlp dims=5x7x3 way=summed",
+    "mesh=2 model=mlp dims=5x7x3 way=own-group",
+    "mesh=2x2 model=mlp dims=5x7x3 passes=2 way=own-group",
+    "mesh=2 model=mlp dims=5x7x3 way=kept-storage",
 )
 
 

@@ -234,8 +234,14 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
         "mesh=2x2 model=mlp dims=3x4x5 optimizer=adamw reshard=no units=1",
         # a layer without elements
         "mesh=2 model=mlp dims=5x0x3 optimizer=sgd reshard=yes",
+        # on the mesh of all ranks, which is not given
+        "mesh=3 model=mlp dims=5x7x3 optimizer=sgd reshard=yes given=no",
+        # with tensor parallelism, on other dims
+        "mesh=2x2 model=mlp dims=4x8x2 optimizer=sgd reshard=yes dim=1",
+        "mesh=2x2 model=mlp dims=4x8x2 optimizer=adamw reshard=yes units=1 dim=-1",
+        "mesh=2x2 model=mlp dims=4x8x2 optimizer=sgd reshard=yes dim=-2",
     ),
-    sweeps=3,
+    sweeps=7,
     features=features_fully_shard,
     needs=NEEDS,
     weight=0.2,
@@ -248,6 +254,8 @@ def fully_sharded(
     reshard: Reshard,
     units: bool = False,
     frozen: Literal["weight", "bias"] | None = None,
+    given: bool = True,
+    dim: int | None = None,
 ):
     """A fully sharded model has the dense output, the mean of the ranks' gradients, and the steps of the dense
     optimizer."""
@@ -255,9 +263,14 @@ def fully_sharded(
     if mesh.ndim > 1:
         parallelize_module(model, mesh["b"], {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
         mesh = mesh["a"]
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    elsewhere = accelerator is not None and accelerator.type != mesh.device_type  # the default mesh is of its device
+    options: dict[str, Any] = {"mesh": mesh} if given or elsewhere else {}
+    if dim is not None:
+        options["shard_placement_fn"] = lambda parameter: Shard(dim) if parameter.ndim > 1 else None
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     for unit in [*layers, model] if units else [model]:
-        fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(unit, reshard_after_forward=reshard, **options)
     optim, steps = make_optimizer(optimizer, trained_parameters(model)), []
     for x, grad in inputs:
         out = model(x)

@@ -164,7 +164,7 @@ def fully_sharded_due(
 
     def due(named: dict[str, Any]) -> dict[str, Any]:
         def place(full: torch.Tensor) -> Any:
-            placements: Placements = (*(R(),) * (mesh.ndim - 1), S((dim or 0) if full.ndim > 1 else 0))
+            placements: Placements = (*(R(),) * (mesh.ndim - 1), S((dim or 0) % 2 if full.ndim > 1 else 0))
             return dtensor(mesh, full.double(), *placements).near(compute)
 
         return {name: None if full is None else place(full) for name, full in named.items()}
@@ -339,6 +339,15 @@ SWEEPS = {
         "mesh=4 model=mlp dims=5x8x4 reshard=2 passed=1",
         "mesh=4 model=mlp dims=5x5x3 reshard=2 passed=1",
         "mesh=4 model=norm dims=6x2 reshard=2 units=1 passed=1",
+        # over one rank, over all ranks that shard, and beside replicas
+        "mesh=4 model=mlp dims=5x7x3 reshard=1 units=1",
+        "mesh=2 model=mlp dims=5x7x3 reshard=2 passed=1",
+        "mesh=1x4 model=mlp dims=5x8x4 reshard=2 passed=1",
+        "mesh=2x2 model=mlp dims=5x7x3 reshard=1",
+    ),
+    "otherwise": (
+        "mesh=2 model=mlp dims=4x6x2 reshard=yes dim=-1",
+        "mesh=3 model=mlp dims=3x6x3 reshard=no units=1 dim=-2 looked=1",
     ),
     "shared": ("mesh=2 model=tied dims=5x3 reshard=yes units=1",),  # in groups of their own
     "precision": (
