@@ -33,23 +33,36 @@ SOURCE = "torch.distributed._functional_collectives, docstring of "
 @dataclass(frozen=True)
 class FunctionalData:
     """The inputs and expected outputs of each member, and the arguments of its call between the tensor and the group.
-    ``backward`` computes the gradients of the inputs from those of the outputs, one for each member."""
+    ``backward``, for each output: computes the gradients of the inputs from those of the outputs, one for each
+    member."""
 
     inputs: list[Row]
     expected: list[Row]
     arguments: list[list[Any]]
-    backward: Callable[[Row], Row] | None = None
+    backward: tuple[Callable[[Row], Row], ...]
 
-    def output_gradients(self, spec: CollectiveSpec) -> Row:
-        """A gradient for each member's output; their sums are exact."""
-        shapes = [tuple(outputs[0].shape) for outputs in self.expected]
-        return [spec.contribution(at, spec.size, shape).contiguous() for at, shape in enumerate(shapes)]
+    def output_gradients(self, spec: CollectiveSpec) -> list[Row]:
+        """A gradient for each output of each member; their sums are exact."""
+        return [
+            [
+                spec.contribution(at, spec.size + number, tuple(output.shape)).contiguous()
+                for number, output in enumerate(outputs)
+            ]
+            for at, outputs in enumerate(self.expected)
+        ]
+
+    def input_gradients(self, output_gradients: list[Row]) -> list[Row]:
+        """The gradient of each input of each member."""
+        columns = [
+            backward([row[number] for row in output_gradients]) for number, backward in enumerate(self.backward)
+        ]
+        return [list(row) for row in zip(*columns, strict=True)]
 
 
 def _all_reduce(case: Case, spec: CollectiveSpec) -> FunctionalData:
     inputs = [spec.contribution(at) for at in range(spec.size)]
     expected = collective.all_reduce(inputs, spec.op)
-    return FunctionalData(one_each(inputs), one_each(expected), [[spec.op]] * spec.size, collective.all_reduce)
+    return FunctionalData(one_each(inputs), one_each(expected), [[spec.op]] * spec.size, (collective.all_reduce,))
 
 
 def _broadcast(case: Case, spec: CollectiveSpec) -> FunctionalData:
@@ -60,7 +73,7 @@ def _broadcast(case: Case, spec: CollectiveSpec) -> FunctionalData:
         return [total if at == spec.root else torch.zeros_like(total) for at in range(spec.size)]
 
     expected = collective.broadcast(inputs, spec.root)
-    return FunctionalData(one_each(inputs), one_each(expected), [[spec.root]] * spec.size, backward)
+    return FunctionalData(one_each(inputs), one_each(expected), [[spec.root]] * spec.size, (backward,))
 
 
 def _permute(case: Case, spec: CollectiveSpec) -> FunctionalData:
@@ -69,7 +82,7 @@ def _permute(case: Case, spec: CollectiveSpec) -> FunctionalData:
         one_each(inputs),
         one_each(collective.permute(inputs, to)),
         [[to]] * spec.size,
-        lambda gradients: [gradients[at] for at in to],
+        (lambda gradients: [gradients[at] for at in to],),
     )
 
 
@@ -81,7 +94,7 @@ def _all_gather(case: Case, spec: CollectiveSpec) -> FunctionalData:
         return collective.reduce_scatter([list(gradient.chunk(spec.size, dim)) for gradient in gradients], "sum")
 
     expected = [[collective.concatenate(inputs, dim)]] * spec.size
-    return FunctionalData(one_each(inputs), expected, [[dim]] * spec.size, backward)
+    return FunctionalData(one_each(inputs), expected, [[dim]] * spec.size, (backward,))
 
 
 def _reduce_scatter(case: Case, spec: CollectiveSpec) -> FunctionalData:
@@ -91,7 +104,7 @@ def _reduce_scatter(case: Case, spec: CollectiveSpec) -> FunctionalData:
         one_each([spec.concatenate(row, dim) for row in rows]),
         one_each(collective.reduce_scatter(rows, spec.op)),
         [[spec.op, dim]] * spec.size,
-        lambda gradients: [collective.concatenate(gradients, dim)] * spec.size,
+        (lambda gradients: [collective.concatenate(gradients, dim)] * spec.size,),
     )
 
 
@@ -105,7 +118,7 @@ def _all_to_all(case: Case, spec: CollectiveSpec) -> FunctionalData:
         one_each(inputs),
         one_each(collective.all_to_all_single(inputs, splits)),
         [[received[at], splits[at]] if spec.splits else [None, None] for at in members],
-        lambda gradients: collective.all_to_all_single(gradients, received),
+        (lambda gradients: collective.all_to_all_single(gradients, received),),
     )
 
 
@@ -124,6 +137,7 @@ def _coalesced(make: MakeData) -> MakeData:
             [a + b for a, b in zip(first.inputs, second.inputs, strict=True)],
             [a + b for a, b in zip(first.expected, second.expected, strict=True)],
             [known.get(make, first.arguments[0])] * spec.size,
+            first.backward + second.backward,
         )
 
     return make_two
@@ -146,13 +160,13 @@ class Variant:
 
 
 def read_case(case: Case) -> tuple[dict[int, Any], Any]:
-    """By rank: inputs, arguments and the gradient of the output, for acts; inputs, due outputs and the gradient of the
-    input, for due functions."""
+    """By rank: inputs, arguments and the gradients of outputs, for acts; inputs, due outputs and the gradients of
+    inputs, for due functions."""
     ranks, variant = group_ranks(case), VARIANTS[case.law.partition("[")[2].removesuffix("]")]
     spec = CollectiveSpec.from_case(case, variant.names[0], len(ranks))
     data = variant.make(case, spec)
     output_gradients: Any = data.output_gradients(spec) if variant.backward else [None] * spec.size
-    gradients = data.backward(output_gradients) if variant.backward and data.backward else [None] * spec.size
+    gradients: Any = data.input_gradients(output_gradients) if variant.backward else [None] * spec.size
     for_act = zip(data.inputs, data.arguments, output_gradients, strict=True)
     due = [[spec.due_value(output) for output in row] for row in data.expected]
     return dict(zip(ranks, for_act, strict=True)), dict(
@@ -175,17 +189,18 @@ def functional_law(name: str, variant: Variant) -> Law:
         return draws.features_of(case) | {*more}
 
     def call_functional(x: MemberArguments, group: Group):
-        xs, arguments, output_gradient = x
+        given, arguments, output_gradients = x
         function = getattr(compat.functional, next(name for name in names if hasattr(compat.functional, name)))
-        xs = [tensor.requires_grad_(backward) for tensor in xs]
+        xs = [tensor.requires_grad_(backward) for tensor in given]
         result = function(xs if coalesced else xs[0], *arguments, group or dist.group.WORLD)
+        results = result if coalesced else [result]
         found = {
-            "result": [tensor.detach().clone() for tensor in (result if coalesced else [result])],
+            "result": [tensor.detach().clone() for tensor in results],
             "input": [tensor.detach() for tensor in xs],
         }
         if backward:
-            result.backward(output_gradient)
-            found["gradient"] = xs[0].grad
+            torch.autograd.backward(results, output_gradients)
+            found["gradient"] = [tensor.grad for tensor in given]
         return found
 
     law = act.law(
@@ -205,8 +220,8 @@ def functional_law(name: str, variant: Variant) -> Law:
 
     @law.due
     def _(x, rank: Rank):
-        inputs, outputs, gradient = x[rank]
-        return {"result": outputs, "input": inputs, **({"gradient": gradient} if backward else {})}
+        inputs, outputs, gradients = x[rank]
+        return {"result": outputs, "input": inputs, **({"gradient": gradients} if backward else {})}
 
     return law
 
@@ -290,6 +305,21 @@ VARIANTS = {
     "permute_autograd": Variant(
         ("permute_tensor",), _permute, "all_to_all", "sends each member's tensor to another; its gradient is sent back",
         "mesh=3 x=5 to-position=1.2.0", PERMUTED | FLOAT, backward=True,
+    ),
+    "all_reduce_coalesced_autograd": Variant(
+        ("all_reduce_coalesced",), _coalesced(_all_reduce), "all_reduce",
+        "sums several tensors; the gradient of each is the sum of all members' gradients", ONE, FLOAT, coalesced=True,
+        backward=True,
+    ),
+    "all_gather_coalesced_autograd": Variant(
+        ("all_gather_single_coalesced", "all_gather_into_tensor_coalesced"), _coalesced(_all_gather), "reduce_scatter",
+        "gathers several tensors; the gradient of a block is the sum of all members' gradients of it", ONE,
+        {"min_dims": 1} | FLOAT, coalesced=True, backward=True,
+    ),
+    "reduce_scatter_coalesced_autograd": Variant(
+        ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"), _coalesced(_reduce_scatter),
+        "reduce_scatter", "scatters several sums; the gradients of their inputs have the gradients of all blocks", ONE,
+        {"min_dims": 2, "expanded": False} | FLOAT, coalesced=True, backward=True, corners=(f"{ONE} then=1",),
     ),
 }  # fmt: skip
 LAWS = [functional_law(name, variant) for name, variant in VARIANTS.items()]
