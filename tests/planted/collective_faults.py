@@ -272,6 +272,13 @@ def functional_coalesced_reversed() -> None:
             return true(*args)[::-1]
 
 
+@breaks("collective.compiled", "collective.compiled-functional")
+def compiled_reduces_by_maximum() -> None:
+    @instead(funcol, "all_reduce")
+    def fault(true: Any, tensor: Any, op: str, *args: Any) -> Any:
+        return true(tensor, "max" if torch.compiler.is_compiling() else op, *args)
+
+
 class Doubled(torch.autograd.Function):
     """A tensor whose gradient comes twice."""
 

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law import act
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.fields import Rank
+from shardlaw.conformance.law.fields import Device, Rank, ScriptArgument, WordField
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.collective import draws
 from shardlaw.conformance.laws.collective.fields import Group, RankDataField, group_ranks
 from shardlaw.conformance.laws.collective.specs import CollectiveSpec, Row, one_each, parse_ints
 from shardlaw.reference import collective
 from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import NotationError
 from shardlaw.reference.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.rank.context import RankContext
 
 SOURCE = "torch.distributed._functional_collectives, docstring of "
 
@@ -53,9 +58,7 @@ class FunctionalData:
 
     def input_gradients(self, output_gradients: list[Row]) -> list[Row]:
         """The gradient of each input of each member."""
-        columns = [
-            backward([row[number] for row in output_gradients]) for number, backward in enumerate(self.backward)
-        ]
+        columns = [backward([row[number] for row in output_gradients]) for number, backward in enumerate(self.backward)]
         return [list(row) for row in zip(*columns, strict=True)]
 
 
@@ -160,69 +163,124 @@ class Variant:
 
 
 def read_case(case: Case) -> tuple[dict[int, Any], Any]:
-    """By rank: inputs, arguments and the gradients of outputs, for acts; inputs, due outputs and the gradients of
-    inputs, for due functions."""
-    ranks, variant = group_ranks(case), VARIANTS[case.law.partition("[")[2].removesuffix("]")]
+    """By rank, for acts: the names of the function, whether it takes a list, inputs, arguments, and the gradients of
+    outputs; for due functions: inputs, due outputs, and the gradients of inputs."""
+    name = case.get("call", case.law.partition("[")[2].removesuffix("]"))
+    if name not in VARIANTS:
+        raise NotationError(f"call={name}: want one of {', '.join(VARIANTS)}")
+    ranks, variant = group_ranks(case), VARIANTS[name]
     spec = CollectiveSpec.from_case(case, variant.names[0], len(ranks))
     data = variant.make(case, spec)
     output_gradients: Any = data.output_gradients(spec) if variant.backward else [None] * spec.size
     gradients: Any = data.input_gradients(output_gradients) if variant.backward else [None] * spec.size
-    for_act = zip(data.inputs, data.arguments, output_gradients, strict=True)
+    function = [(variant.names, variant.coalesced)] * spec.size
+    for_act = zip(function, data.inputs, data.arguments, output_gradients, strict=True)
     due = [[spec.due_value(output) for output in row] for row in data.expected]
     return dict(zip(ranks, for_act, strict=True)), dict(
         zip(ranks, zip(data.inputs, due, gradients, strict=True), strict=True)
     )
 
 
-MemberArguments = Annotated[Any, RankDataField(read_case, "dim", "then", "to-position")]
+ARGUMENT_FIELDS = "dim", "then", "to-position"
+MemberArguments = Annotated[Any, RankDataField(read_case, *ARGUMENT_FIELDS)]
+# how a process group is given to a functional collective
+GROUP_FORMS = {
+    "name": lambda group, device: group.group_name,
+    "ranks": lambda group, device: dist.get_process_group_ranks(group),
+    "lists": lambda group, device: [dist.get_process_group_ranks(group)],
+    "mesh": lambda group, device: DeviceMesh.from_group(group, device.type),
+    "mesh-dim": lambda group, device: (DeviceMesh.from_group(group, device.type), 0),
+}
+
+
+class GroupFormField(WordField):
+    """A key of :data:`GROUP_FORMS`."""
+
+    def read(self, case: Case, name: str) -> Any:
+        return self.parse(case.get(name)), group_ranks(case)
+
+    def build(self, value: Any, here: RankContext) -> str:
+        form, ranks = value
+        # all ranks reject the case, also those outside the group: creating a group takes all ranks
+        if form in ("ranks", "lists") and ranks != tuple(range(here.world)):
+            here.reject("a list of ranks stands for any group of these ranks, whatever its order")
+        return form
+
+    def due(self, value: Any, rank: int, world: int) -> str:
+        return value[0]
+
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(repr(value[0]))
+
+
+GivenAs = Annotated[str, GroupFormField(GROUP_FORMS)]
+
+
+def start_functional(function, xs, coalesced, arguments, group):
+    """The results of a functional collective, as a list."""
+    result = function(xs if coalesced else xs[0], *arguments, group)
+    return result if coalesced else [result]
+
+
+def run_functional(call, group, start=start_functional, use=list):
+    """Call a functional collective by ``start``, then ``use`` its results. With gradients of the results, compute those
+    of the inputs."""
+    (names, coalesced), given, arguments, output_gradients = call
+    function = getattr(compat.functional, next(name for name in names if hasattr(compat.functional, name)))
+    xs = [tensor.requires_grad_(output_gradients is not None) for tensor in given]
+    results = use(start(function, xs, coalesced, arguments, group))
+    found = {
+        "result": [tensor.detach().clone() for tensor in results],
+        "input": [tensor.detach() for tensor in xs],
+    }
+    if output_gradients is not None:
+        torch.autograd.backward(results, output_gradients)
+        found["gradient"] = [tensor.grad for tensor in given]
+    return found
+
+
+def functional_due(x, rank: Rank):
+    inputs, outputs, gradients = x[rank]
+    return {"result": outputs, "input": inputs, **({} if gradients is None else {"gradient": gradients})}
+
+
+def functional(x: MemberArguments, group: Group, device: Device, given: GivenAs | None = None):
+    group = group or dist.group.WORLD
+    return run_functional(x, GROUP_FORMS[given](group, device) if given else group)
+
+
+def features(case: Case, variant: Variant) -> set[str]:
+    more = ["functional", *["coalesced"] * variant.coalesced, *["backward", "requires-grad"] * variant.backward]
+    return draws.features_of(case) | {*more}
+
+
+def draw_variant(limits: Limits, variant: Variant) -> SearchStrategy[Case]:
+    return draws.calls(limits, timing=False, outputs=False, **variant.draw_options)
+
+
+def draw_groups(cases: SearchStrategy[Case]) -> SearchStrategy[Case]:
+    """The cases, one in four with its group given in another form than a ProcessGroup."""
+    forms = st.sampled_from([None] * 3 * len(GROUP_FORMS) + [*GROUP_FORMS])
+    return st.builds(lambda case, given: case.with_fields(given=given), cases, forms)
 
 
 def functional_law(name: str, variant: Variant) -> Law:
     """The law of one functional collective."""
-    names, coalesced, backward = variant.names, variant.coalesced, variant.backward
-
-    def draw(limits: Limits) -> SearchStrategy[Case]:
-        return draws.calls(limits, timing=False, outputs=False, **variant.draw_options)
-
-    def features(case: Case) -> set[str]:
-        more = ["functional", *["coalesced"] * coalesced, *["backward", "requires-grad"] * backward]
-        return draws.features_of(case) | {*more}
-
-    def call_functional(x: MemberArguments, group: Group):
-        given, arguments, output_gradients = x
-        function = getattr(compat.functional, next(name for name in names if hasattr(compat.functional, name)))
-        xs = [tensor.requires_grad_(backward) for tensor in given]
-        result = function(xs if coalesced else xs[0], *arguments, group or dist.group.WORLD)
-        results = result if coalesced else [result]
-        found = {
-            "result": [tensor.detach().clone() for tensor in results],
-            "input": [tensor.detach() for tensor in xs],
-        }
-        if backward:
-            torch.autograd.backward(results, output_gradients)
-            found["gradient"] = [tensor.grad for tensor in given]
-        return found
-
     law = act.law(
         f"collective.functional[{name}]",
-        clause=f"The functional {names[-1]} leaves its input unchanged and {variant.clause}.",
-        source=SOURCE + names[-1],
+        clause=f"The functional {variant.names[-1]} leaves its input unchanged and {variant.clause}.",
+        source=SOURCE + variant.names[-1],
         control=variant.control,
-        features=features,
+        features=lambda case: features(case, variant),
         sweep=act.texts(*(variant.corners or (variant.control,))),
         sweeps=max(len(variant.corners), 1),
-        draw=draw,
+        draw=lambda limits: draw_groups(draw_variant(limits, variant)),
         draws=30,
         members=True,
-        needs=tuple(dict.fromkeys((variant.needs, *(("all_gather",) if backward else ()), "subgroups"))),
+        needs=tuple(dict.fromkeys((variant.needs, *(("all_gather",) if variant.backward else ()), "subgroups"))),
         weight=0.2,
-    )(call_functional)
-
-    @law.due
-    def _(x, rank: Rank):
-        inputs, outputs, gradients = x[rank]
-        return {"result": outputs, "input": inputs, **({"gradient": gradients} if backward else {})}
-
+    )(functional)
+    law.due(functional_due)
     return law
 
 
@@ -243,7 +301,7 @@ ONE, DIM, ROWS = "mesh=2 x=5x3", "mesh=2 x=5x3 dim=1", "mesh=2 x=3x2 splits=1.2/
 VARIANTS = {
     "all_reduce": Variant(
         ("all_reduce",), _all_reduce, "all_reduce", "gives every member the reduction of all members' tensors",
-        ONE, REDUCED,
+        ONE, REDUCED, corners=(ONE, *(f"{ONE} given={form}" for form in GROUP_FORMS)),
     ),
     "broadcast": Variant(
         ("broadcast",), _broadcast, "broadcast", "gives every member the source's tensor", f"{ONE} root=1", ROOTED,
@@ -263,6 +321,7 @@ VARIANTS = {
     "permute_tensor": Variant(
         ("permute_tensor",), _permute, "all_to_all", "sends the tensor of member i to member to[i]",
         "mesh=3 x=5 to-position=1.2.0", PERMUTED,
+        corners=("mesh=3 x=5 to-position=1.2.0", *(f"mesh=2 x=5 to-position=1.0 given={form}" for form in GROUP_FORMS)),
     ),
     "all_reduce_coalesced": Variant(
         ("all_reduce_coalesced",), _coalesced(_all_reduce), "all_reduce", "reduces several tensors separately",
