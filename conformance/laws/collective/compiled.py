@@ -97,7 +97,7 @@ def draw_compiled(limits: Limits) -> SearchStrategy[Case]:
     needs=("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"),
     features=lambda case: draws.features_of_call(case) | {"compiled"},
     sweep=texts(*SWEEP),
-    sweeps=len(SWEEP),
+    sweeps=5,
     draw=draw_compiled,
     draws=2,
     members=True,

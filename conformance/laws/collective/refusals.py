@@ -143,9 +143,9 @@ ATTEMPTS = {
     "scattered-maximum-of-complex-numbers": lambda rank, size: compat.functional.reduce_scatter_tensor(
         torch.ones(size, dtype=torch.complex64), "max", 0, dist.group.WORLD
     ),
-    "functional-rows-that-do-not-divide": lambda rank, size: (
-        compat.functional.all_to_all_single(torch.ones(size + 1), None, None, dist.group.WORLD).sum()
-    ),
+    "functional-rows-that-do-not-divide": lambda rank, size: compat.functional.all_to_all_single(
+        torch.ones(size + 1), None, None, dist.group.WORLD
+    ).sum(),
     "functional-splits-of-one-side": lambda rank, size: compat.functional.all_to_all_single(
         torch.ones(size), [1] * size, None, dist.group.WORLD
     ),
