@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law
@@ -172,9 +171,6 @@ ATTEMPTS = {
         )[0]
         .sum()
         .backward()
-    ),
-    "group-of-a-mesh-of-two-dims": lambda rank, size: compat.functional.all_reduce(
-        torch.ones(2), "sum", DeviceMesh("cpu", [[*range(size)]], _init_backend=False)
     ),
     "group-of-a-pair-of-numbers": lambda rank, size: compat.functional.all_reduce(torch.ones(2), "sum", (0, 1)),
     "group-of-an-unknown-name": lambda rank, size: compat.functional.all_reduce(torch.ones(2), "sum", "unknown"),
