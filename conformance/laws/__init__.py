@@ -150,6 +150,7 @@ MODULES = (
     "crash.protocols",
     "crash.storages",
     "module.compiled",
+    "collective.compiled",
     "engine.local_tensor_mode",
 )
 

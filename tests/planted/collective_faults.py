@@ -272,6 +272,39 @@ def functional_coalesced_reversed() -> None:
             return true(*args)[::-1]
 
 
+@breaks("collective.compiled", "collective.compiled-functional")
+def compiled_reduces_by_maximum() -> None:
+    @instead(funcol, "all_reduce")
+    def fault(true: Any, tensor: Any, op: str, *args: Any) -> Any:
+        return true(tensor, "max" if torch.compiler.is_compiling() else op, *args)
+
+
+class Doubled(torch.autograd.Function):
+    """A tensor whose gradient comes twice."""
+
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return 2 * grads[0]
+
+
+@breaks(
+    "collective.functional[all_reduce_coalesced_autograd]",
+    "collective.functional[all_gather_coalesced_autograd]",
+    "collective.functional[reduce_scatter_coalesced_autograd]",
+)
+def functional_coalesced_gradient_comes_twice() -> None:
+    for name in ("all_reduce_coalesced", "all_gather_single_coalesced", "reduce_scatter_single_coalesced"):
+
+        @instead(funcol, name)
+        def fault(true: Any, *args: Any) -> Any:
+            first, *others = true(*args)
+            return [first, *map(Doubled.apply, others)]
+
+
 class Local(torch.autograd.Function):
     """A gradient that nobody else adds to."""
 

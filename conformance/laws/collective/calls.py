@@ -81,8 +81,8 @@ def results(call):
     return xs if name in IN_PLACE else outs
 
 
-def run_call(call, group, work=None):
-    """Run a prepared call; with ``work`` asynchronously.
+def run_call(call, group, work=None, start=start):
+    """Run a prepared call; with ``work`` asynchronously. ``start``: what starts it.
 
     ``result``: its results or the error. ``beside``: whether the storage outside the outputs is unchanged. ``written``:
     whether the outputs of a refused call are changed. ``input``: inputs that must be unchanged. ``work``: whether the

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law import act
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.fields import Rank
+from shardlaw.conformance.law.fields import Device, Rank, ScriptArgument, WordField
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.collective import draws
 from shardlaw.conformance.laws.collective.fields import Group, RankDataField, group_ranks
 from shardlaw.conformance.laws.collective.specs import CollectiveSpec, Row, one_each, parse_ints
 from shardlaw.reference import collective
 from shardlaw.reference.mesh import Mesh
+from shardlaw.reference.notation import NotationError
 from shardlaw.reference.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.rank.context import RankContext
 
 SOURCE = "torch.distributed._functional_collectives, docstring of "
 
@@ -33,23 +38,34 @@ SOURCE = "torch.distributed._functional_collectives, docstring of "
 @dataclass(frozen=True)
 class FunctionalData:
     """The inputs and expected outputs of each member, and the arguments of its call between the tensor and the group.
-    ``backward`` computes the gradients of the inputs from those of the outputs, one for each member."""
+    ``backward``, for each output: computes the gradients of the inputs from those of the outputs, one for each
+    member."""
 
     inputs: list[Row]
     expected: list[Row]
     arguments: list[list[Any]]
-    backward: Callable[[Row], Row] | None = None
+    backward: tuple[Callable[[Row], Row], ...]
 
-    def output_gradients(self, spec: CollectiveSpec) -> Row:
-        """A gradient for each member's output; their sums are exact."""
-        shapes = [tuple(outputs[0].shape) for outputs in self.expected]
-        return [spec.contribution(at, spec.size, shape).contiguous() for at, shape in enumerate(shapes)]
+    def output_gradients(self, spec: CollectiveSpec) -> list[Row]:
+        """A gradient for each output of each member; their sums are exact."""
+        return [
+            [
+                spec.contribution(at, spec.size + number, tuple(output.shape)).contiguous()
+                for number, output in enumerate(outputs)
+            ]
+            for at, outputs in enumerate(self.expected)
+        ]
+
+    def input_gradients(self, output_gradients: list[Row]) -> list[Row]:
+        """The gradient of each input of each member."""
+        columns = [backward([row[number] for row in output_gradients]) for number, backward in enumerate(self.backward)]
+        return [list(row) for row in zip(*columns, strict=True)]
 
 
 def _all_reduce(case: Case, spec: CollectiveSpec) -> FunctionalData:
     inputs = [spec.contribution(at) for at in range(spec.size)]
     expected = collective.all_reduce(inputs, spec.op)
-    return FunctionalData(one_each(inputs), one_each(expected), [[spec.op]] * spec.size, collective.all_reduce)
+    return FunctionalData(one_each(inputs), one_each(expected), [[spec.op]] * spec.size, (collective.all_reduce,))
 
 
 def _broadcast(case: Case, spec: CollectiveSpec) -> FunctionalData:
@@ -60,7 +76,7 @@ def _broadcast(case: Case, spec: CollectiveSpec) -> FunctionalData:
         return [total if at == spec.root else torch.zeros_like(total) for at in range(spec.size)]
 
     expected = collective.broadcast(inputs, spec.root)
-    return FunctionalData(one_each(inputs), one_each(expected), [[spec.root]] * spec.size, backward)
+    return FunctionalData(one_each(inputs), one_each(expected), [[spec.root]] * spec.size, (backward,))
 
 
 def _permute(case: Case, spec: CollectiveSpec) -> FunctionalData:
@@ -69,7 +85,7 @@ def _permute(case: Case, spec: CollectiveSpec) -> FunctionalData:
         one_each(inputs),
         one_each(collective.permute(inputs, to)),
         [[to]] * spec.size,
-        lambda gradients: [gradients[at] for at in to],
+        (lambda gradients: [gradients[at] for at in to],),
     )
 
 
@@ -81,7 +97,7 @@ def _all_gather(case: Case, spec: CollectiveSpec) -> FunctionalData:
         return collective.reduce_scatter([list(gradient.chunk(spec.size, dim)) for gradient in gradients], "sum")
 
     expected = [[collective.concatenate(inputs, dim)]] * spec.size
-    return FunctionalData(one_each(inputs), expected, [[dim]] * spec.size, backward)
+    return FunctionalData(one_each(inputs), expected, [[dim]] * spec.size, (backward,))
 
 
 def _reduce_scatter(case: Case, spec: CollectiveSpec) -> FunctionalData:
@@ -91,7 +107,7 @@ def _reduce_scatter(case: Case, spec: CollectiveSpec) -> FunctionalData:
         one_each([spec.concatenate(row, dim) for row in rows]),
         one_each(collective.reduce_scatter(rows, spec.op)),
         [[spec.op, dim]] * spec.size,
-        lambda gradients: [collective.concatenate(gradients, dim)] * spec.size,
+        (lambda gradients: [collective.concatenate(gradients, dim)] * spec.size,),
     )
 
 
@@ -105,7 +121,7 @@ def _all_to_all(case: Case, spec: CollectiveSpec) -> FunctionalData:
         one_each(inputs),
         one_each(collective.all_to_all_single(inputs, splits)),
         [[received[at], splits[at]] if spec.splits else [None, None] for at in members],
-        lambda gradients: collective.all_to_all_single(gradients, received),
+        (lambda gradients: collective.all_to_all_single(gradients, received),),
     )
 
 
@@ -124,6 +140,7 @@ def _coalesced(make: MakeData) -> MakeData:
             [a + b for a, b in zip(first.inputs, second.inputs, strict=True)],
             [a + b for a, b in zip(first.expected, second.expected, strict=True)],
             [known.get(make, first.arguments[0])] * spec.size,
+            first.backward + second.backward,
         )
 
     return make_two
@@ -146,68 +163,124 @@ class Variant:
 
 
 def read_case(case: Case) -> tuple[dict[int, Any], Any]:
-    """By rank: inputs, arguments and the gradient of the output, for acts; inputs, due outputs and the gradient of the
-    input, for due functions."""
-    ranks, variant = group_ranks(case), VARIANTS[case.law.partition("[")[2].removesuffix("]")]
+    """By rank, for acts: the names of the function, whether it takes a list, inputs, arguments, and the gradients of
+    outputs; for due functions: inputs, due outputs, and the gradients of inputs."""
+    name = case.get("call", case.law.partition("[")[2].removesuffix("]"))
+    if name not in VARIANTS:
+        raise NotationError(f"call={name}: want one of {', '.join(VARIANTS)}")
+    ranks, variant = group_ranks(case), VARIANTS[name]
     spec = CollectiveSpec.from_case(case, variant.names[0], len(ranks))
     data = variant.make(case, spec)
     output_gradients: Any = data.output_gradients(spec) if variant.backward else [None] * spec.size
-    gradients = data.backward(output_gradients) if variant.backward and data.backward else [None] * spec.size
-    for_act = zip(data.inputs, data.arguments, output_gradients, strict=True)
+    gradients: Any = data.input_gradients(output_gradients) if variant.backward else [None] * spec.size
+    function = [(variant.names, variant.coalesced)] * spec.size
+    for_act = zip(function, data.inputs, data.arguments, output_gradients, strict=True)
     due = [[spec.due_value(output) for output in row] for row in data.expected]
     return dict(zip(ranks, for_act, strict=True)), dict(
         zip(ranks, zip(data.inputs, due, gradients, strict=True), strict=True)
     )
 
 
-MemberArguments = Annotated[Any, RankDataField(read_case, "dim", "then", "to-position")]
+ARGUMENT_FIELDS = "dim", "then", "to-position"
+MemberArguments = Annotated[Any, RankDataField(read_case, *ARGUMENT_FIELDS)]
+# how a process group is given to a functional collective
+GROUP_FORMS = {
+    "name": lambda group, device: group.group_name,
+    "ranks": lambda group, device: dist.get_process_group_ranks(group),
+    "lists": lambda group, device: [dist.get_process_group_ranks(group)],
+    "mesh": lambda group, device: DeviceMesh.from_group(group, device.type),
+    "mesh-dim": lambda group, device: (DeviceMesh.from_group(group, device.type), 0),
+}
+
+
+class GroupFormField(WordField):
+    """A key of :data:`GROUP_FORMS`."""
+
+    def read(self, case: Case, name: str) -> Any:
+        return self.parse(case.get(name)), group_ranks(case)
+
+    def build(self, value: Any, here: RankContext) -> str:
+        form, ranks = value
+        # all ranks reject the case, also those outside the group: creating a group takes all ranks
+        if form in ("ranks", "lists") and ranks != tuple(range(here.world)):
+            here.reject("a list of ranks stands for any group of these ranks, whatever its order")
+        return form
+
+    def due(self, value: Any, rank: int, world: int) -> str:
+        return value[0]
+
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(repr(value[0]))
+
+
+GivenAs = Annotated[str, GroupFormField(GROUP_FORMS)]
+
+
+def start_functional(function, xs, coalesced, arguments, group):
+    """The results of a functional collective, as a list."""
+    result = function(xs if coalesced else xs[0], *arguments, group)
+    return result if coalesced else [result]
+
+
+def run_functional(call, group, start=start_functional, use=list):
+    """Call a functional collective by ``start``, then ``use`` its results. With gradients of the results, compute those
+    of the inputs."""
+    (names, coalesced), given, arguments, output_gradients = call
+    function = getattr(compat.functional, next(name for name in names if hasattr(compat.functional, name)))
+    xs = [tensor.requires_grad_(output_gradients is not None) for tensor in given]
+    results = use(start(function, xs, coalesced, arguments, group))
+    found = {
+        "result": [tensor.detach().clone() for tensor in results],
+        "input": [tensor.detach() for tensor in xs],
+    }
+    if output_gradients is not None:
+        torch.autograd.backward(results, output_gradients)
+        found["gradient"] = [tensor.grad for tensor in given]
+    return found
+
+
+def functional_due(x, rank: Rank):
+    inputs, outputs, gradients = x[rank]
+    return {"result": outputs, "input": inputs, **({} if gradients is None else {"gradient": gradients})}
+
+
+def functional(x: MemberArguments, group: Group, device: Device, given: GivenAs | None = None):
+    group = group or dist.group.WORLD
+    return run_functional(x, GROUP_FORMS[given](group, device) if given else group)
+
+
+def features(case: Case, variant: Variant) -> set[str]:
+    more = ["functional", *["coalesced"] * variant.coalesced, *["backward", "requires-grad"] * variant.backward]
+    return draws.features_of(case) | {*more}
+
+
+def draw_variant(limits: Limits, variant: Variant) -> SearchStrategy[Case]:
+    return draws.calls(limits, timing=False, outputs=False, **variant.draw_options)
+
+
+def draw_groups(cases: SearchStrategy[Case]) -> SearchStrategy[Case]:
+    """The cases, one in four with its group given in another form than a ProcessGroup."""
+    forms = st.sampled_from([None] * 3 * len(GROUP_FORMS) + [*GROUP_FORMS])
+    return st.builds(lambda case, given: case.with_fields(given=given), cases, forms)
 
 
 def functional_law(name: str, variant: Variant) -> Law:
     """The law of one functional collective."""
-    names, coalesced, backward = variant.names, variant.coalesced, variant.backward
-
-    def draw(limits: Limits) -> SearchStrategy[Case]:
-        return draws.calls(limits, timing=False, outputs=False, **variant.draw_options)
-
-    def features(case: Case) -> set[str]:
-        more = ["functional", *["coalesced"] * coalesced, *["backward", "requires-grad"] * backward]
-        return draws.features_of(case) | {*more}
-
-    def call_functional(x: MemberArguments, group: Group):
-        xs, arguments, output_gradient = x
-        function = getattr(compat.functional, next(name for name in names if hasattr(compat.functional, name)))
-        xs = [tensor.requires_grad_(backward) for tensor in xs]
-        result = function(xs if coalesced else xs[0], *arguments, group or dist.group.WORLD)
-        found = {
-            "result": [tensor.detach().clone() for tensor in (result if coalesced else [result])],
-            "input": [tensor.detach() for tensor in xs],
-        }
-        if backward:
-            result.backward(output_gradient)
-            found["gradient"] = xs[0].grad
-        return found
-
     law = act.law(
         f"collective.functional[{name}]",
-        clause=f"The functional {names[-1]} leaves its input unchanged and {variant.clause}.",
-        source=SOURCE + names[-1],
+        clause=f"The functional {variant.names[-1]} leaves its input unchanged and {variant.clause}.",
+        source=SOURCE + variant.names[-1],
         control=variant.control,
-        features=features,
+        features=lambda case: features(case, variant),
         sweep=act.texts(*(variant.corners or (variant.control,))),
         sweeps=max(len(variant.corners), 1),
-        draw=draw,
+        draw=lambda limits: draw_groups(draw_variant(limits, variant)),
         draws=30,
         members=True,
-        needs=tuple(dict.fromkeys((variant.needs, *(("all_gather",) if backward else ()), "subgroups"))),
+        needs=tuple(dict.fromkeys((variant.needs, *(("all_gather",) if variant.backward else ()), "subgroups"))),
         weight=0.2,
-    )(call_functional)
-
-    @law.due
-    def _(x, rank: Rank):
-        inputs, outputs, gradient = x[rank]
-        return {"result": outputs, "input": inputs, **({"gradient": gradient} if backward else {})}
-
+    )(functional)
+    law.due(functional_due)
     return law
 
 
@@ -228,7 +301,7 @@ ONE, DIM, ROWS = "mesh=2 x=5x3", "mesh=2 x=5x3 dim=1", "mesh=2 x=3x2 splits=1.2/
 VARIANTS = {
     "all_reduce": Variant(
         ("all_reduce",), _all_reduce, "all_reduce", "gives every member the reduction of all members' tensors",
-        ONE, REDUCED,
+        ONE, REDUCED, corners=(ONE, *(f"{ONE} given={form}" for form in GROUP_FORMS)),
     ),
     "broadcast": Variant(
         ("broadcast",), _broadcast, "broadcast", "gives every member the source's tensor", f"{ONE} root=1", ROOTED,
@@ -248,6 +321,7 @@ VARIANTS = {
     "permute_tensor": Variant(
         ("permute_tensor",), _permute, "all_to_all", "sends the tensor of member i to member to[i]",
         "mesh=3 x=5 to-position=1.2.0", PERMUTED,
+        corners=("mesh=3 x=5 to-position=1.2.0", *(f"mesh=2 x=5 to-position=1.0 given={form}" for form in GROUP_FORMS)),
     ),
     "all_reduce_coalesced": Variant(
         ("all_reduce_coalesced",), _coalesced(_all_reduce), "all_reduce", "reduces several tensors separately",
@@ -290,6 +364,21 @@ VARIANTS = {
     "permute_autograd": Variant(
         ("permute_tensor",), _permute, "all_to_all", "sends each member's tensor to another; its gradient is sent back",
         "mesh=3 x=5 to-position=1.2.0", PERMUTED | FLOAT, backward=True,
+    ),
+    "all_reduce_coalesced_autograd": Variant(
+        ("all_reduce_coalesced",), _coalesced(_all_reduce), "all_reduce",
+        "sums several tensors; the gradient of each is the sum of all members' gradients", ONE, FLOAT, coalesced=True,
+        backward=True,
+    ),
+    "all_gather_coalesced_autograd": Variant(
+        ("all_gather_single_coalesced", "all_gather_into_tensor_coalesced"), _coalesced(_all_gather), "reduce_scatter",
+        "gathers several tensors; the gradient of a block is the sum of all members' gradients of it", ONE,
+        {"min_dims": 1} | FLOAT, coalesced=True, backward=True,
+    ),
+    "reduce_scatter_coalesced_autograd": Variant(
+        ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"), _coalesced(_reduce_scatter),
+        "reduce_scatter", "scatters several sums; the gradients of their inputs have the gradients of all blocks", ONE,
+        {"min_dims": 2, "expanded": False} | FLOAT, coalesced=True, backward=True, corners=(f"{ONE} then=1",),
     ),
 }  # fmt: skip
 LAWS = [functional_law(name, variant) for name, variant in VARIANTS.items()]

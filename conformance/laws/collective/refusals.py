@@ -142,6 +142,39 @@ ATTEMPTS = {
     "scattered-maximum-of-complex-numbers": lambda rank, size: compat.functional.reduce_scatter_tensor(
         torch.ones(size, dtype=torch.complex64), "max", 0, dist.group.WORLD
     ),
+    "functional-rows-that-do-not-divide": lambda rank, size: compat.functional.all_to_all_single(
+        torch.ones(size + 1), None, None, dist.group.WORLD
+    ).sum(),
+    "functional-splits-of-one-side": lambda rank, size: compat.functional.all_to_all_single(
+        torch.ones(size), [1] * size, None, dist.group.WORLD
+    ),
+    "functional-splits-of-fractions": lambda rank, size: compat.functional.all_to_all_single(
+        torch.ones(size), [1] * size, [1.0] * size, dist.group.WORLD
+    ),
+    "scattered-size-that-does-not-divide": lambda rank, size: compat.functional.reduce_scatter_tensor(
+        torch.ones(size, size + 1), "sum", 1, dist.group.WORLD
+    ),
+    "scattered-together-size-that-does-not-divide": lambda rank, size: (
+        compat.functional.reduce_scatter_tensor_coalesced([torch.ones(size + 1)], "sum", [0], dist.group.WORLD)
+    ),
+    "scattered-together-along-too-many-dims": lambda rank, size: compat.functional.reduce_scatter_tensor_coalesced(
+        [torch.ones(size)], "sum", [0, 0], dist.group.WORLD
+    ),
+    "gradient-of-products-together": lambda rank, size: (
+        compat.functional.all_reduce_coalesced([torch.ones(2, requires_grad=True)], "product", dist.group.WORLD)[0]
+        .sum()
+        .backward()
+    ),
+    "gradient-of-maxima-scattered-together": lambda rank, size: (
+        compat.functional.reduce_scatter_tensor_coalesced(
+            [torch.ones(size, requires_grad=True)], "max", [0], dist.group.WORLD
+        )[0]
+        .sum()
+        .backward()
+    ),
+    "group-of-a-pair-of-numbers": lambda rank, size: compat.functional.all_reduce(torch.ones(2), "sum", (0, 1)),
+    "group-of-an-unknown-name": lambda rank, size: compat.functional.all_reduce(torch.ones(2), "sum", "unknown"),
+    "no-group": lambda rank, size: compat.functional.all_reduce(torch.ones(2), "sum", None),
 }
 
 

@@ -3,8 +3,6 @@ uncompiled."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -16,7 +14,6 @@ from hypothesis.strategies import SearchStrategy
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global, Of
@@ -36,6 +33,7 @@ from shardlaw.conformance.laws.module.model_fields import (
 from shardlaw.conformance.laws.module.models import backward_due, parallelize
 from shardlaw.conformance.laws.module.plans import Plan
 from shardlaw.conformance.laws.shared import draws
+from shardlaw.conformance.laws.shared.compiler import reset_compiler
 from shardlaw.conformance.laws.shared.derived import operand
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placement
@@ -76,15 +74,6 @@ def looked_up(x: DTensor) -> Any:
     """Every row of a table, by numbers that are replicated."""
     rows = DTensor.from_local(torch.arange(x.shape[0]), x.device_mesh, [Replicate()] * x.device_mesh.ndim)
     return F.embedding(rows, x)
-
-
-def reset_compiler() -> None:
-    """Drop everything compiled, and how ops are sharded, where a failed compilation leaves what makes later ops fail.
-    tqdm, which compilation uses, starts no monitor thread."""
-    if importlib.util.find_spec("tqdm") is not None:
-        importlib.import_module("tqdm").tqdm.monitor_interval = 0
-    torch.compiler.reset()
-    compat.op_plans()
 
 
 def copied(x: DTensor, mesh: DeviceMesh) -> DTensor:
