@@ -167,6 +167,15 @@ def file_read_in_reverse() -> None:
         return true(tensor.flip(0) if tensor.ndim else tensor, offsets, sizes)
 
 
+@breaks("roundtrip.refuses[file]")
+def rest_left_as_it_is() -> None:
+    """What a file has too little of is read as far as it goes."""
+
+    @instead(format_utils.DynamicMetaLoadPlanner, "resolve_tensor")
+    def fault(true: Any, self: Any, read_item: Any) -> Any:
+        return true(self, read_item)[:5]
+
+
 @breaks("roundtrip.refuses[value]")
 def values_of_files_are_skipped() -> None:
     """A value that is no tensor is left out where a file of tensors is loaded."""

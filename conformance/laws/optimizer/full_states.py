@@ -345,8 +345,8 @@ def make_optimizers(
 @several.due
 def _(tensors, opt):
     due = due_after_step(tensors)
-    kept = {"steps": dict.fromkeys(due["steps"]), "averages": dict.fromkeys(due["averages"], {})} if opt == "sgd" else {}
-    return {**due, **kept, "rates": due["rates"][::-1]}
+    nothing: dict[str, Any] = {"steps": dict.fromkeys(due["steps"]), "averages": {path: {} for path in due["averages"]}}
+    return {**due, **(nothing if opt == "sgd" else {}), "rates": due["rates"][::-1]}
 
 
 def regrouping_cases(limits: Limits) -> SearchStrategy[Case]:
