@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Any
 
+import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import (
     _consolidate_hf_safetensors,
@@ -168,12 +169,14 @@ def file_read_in_reverse() -> None:
 
 
 @breaks("roundtrip.refuses[file]")
-def rest_left_as_it_is() -> None:
-    """What a file has too little of is read as far as it goes."""
+def misfits_left_as_they_are() -> None:
+    """What cannot be read from a file is not missed."""
 
-    @instead(format_utils.DynamicMetaLoadPlanner, "resolve_tensor")
-    def fault(true: Any, self: Any, read_item: Any) -> Any:
-        return true(self, read_item)[:5]
+    @instead(format_utils.BroadcastingTorchSaveReader, "read_data")
+    def fault(true: Any, self: Any, plan: Any, planner: Any) -> Any:
+        found: Any = torch.futures.Future()
+        found.set_result(None)
+        return found
 
 
 @breaks("roundtrip.refuses[value]")
