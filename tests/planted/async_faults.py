@@ -74,3 +74,11 @@ def errors_of_staging_kept_back() -> None:
         found.staging_completion.add_done_callback(lambda _: complete.set_result(None))
         found.staging_completion = complete
         return found
+
+
+@breaks("roundtrip.stager-closed")
+def own_stager_left_to_the_caller() -> None:
+    @instead(dcp, "async_save")
+    def fault(true: Any, *given: Any, **options: Any) -> Any:
+        stager = staging.DefaultStager(staging.StagingOptions(False, False, False, False))
+        return true(*given, **({"async_stager": stager} | options))

@@ -294,33 +294,59 @@ def _(tensors, opt):
     }
 
 
+SEVERAL = (
+    "mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small b=3:S(0):float32:small how=plain apart=no",
+    "mesh=2 x=2:R:float32:small a=2:R:float32:small how=flat opt=sgd",
+    "mesh=2 x=2:R:float32:small a=2:R:float32:small how=plain opt=sgd",
+    "mesh=2 x=2:R:float32:small a=2:R:float32:small how=plain opt=sgd apart=no",
+)
+
+
 @law(
     "optimizer.several",
     source=f"{DOCS}, get_optimizer_state_dict: return the combined state_dict for optimizers",
     control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small how=plain",
     draw=model_cases("plain", "flat", min_tensors=2),
     draws=10,
+    sweep=texts(*SEVERAL),
+    sweeps=len(SEVERAL),
     features=lambda case: {"several-optimizers"} | FORM_FEATURES.get(case.get("how"), set()),
     **COMMON,
 )
-def several(tensors: Tensors, others: Poisoned, how: Literal["plain", "flat"]):
-    """Several optimizers of one model have one state together, which can be set on them in any order."""
+def several(
+    tensors: Tensors,
+    others: Poisoned,
+    how: Literal["plain", "flat"],
+    opt: Literal["adam", "sgd"] = "adam",
+    apart: bool = True,
+):
+    """Several optimizers of one model have one state together, which can be set on them in any order, as that of one
+    with several groups can."""
     net = Net(tensors)
-    optimizers = optimizer_per_parameter(net, RATES)
+    optimizers = make_optimizers(net, RATES, opt, apart)
     for optimizer in optimizers:
         train_step(optimizer)
     state = get_optimizer_state_dict(net, optimizers, options=state_options([how]))
     net = Net(others)
-    optimizers = optimizer_per_parameter(net, OTHER_RATES)
-    set_optimizer_state_dict(net, optimizers[::-1], state, options=state_options([how]))
+    optimizers = make_optimizers(net, OTHER_RATES, opt, apart, reverse=True)
+    set_optimizer_state_dict(net, optimizers, state, options=state_options([how]))
     return learned(net.optimizer_parameters(), *optimizers)
 
 
-def optimizer_per_parameter(net: Net, rates: Sequence[float]) -> list[torch.optim.Optimizer]:
-    return [adam([parameter], [rate]) for parameter, rate in zip(net.parameters(), rates, strict=False)]
+def make_optimizers(
+    net: Net, rates: Sequence[float], opt: str, apart: bool, reverse: bool = False
+) -> list[torch.optim.Optimizer]:
+    """Optimizers of a parameter each, or one that has a group for each."""
+    groups = with_rates([[parameter] for parameter in net.parameters()], rates)
+    groups = groups[::-1] if reverse else groups
+    return [OPTIMIZERS[opt](part) for part in ([[group] for group in groups] if apart else [groups])]
 
 
-several.due(due_after_step)
+@several.due
+def _(tensors, opt):
+    due = due_after_step(tensors)
+    nothing: dict[str, Any] = {"steps": dict.fromkeys(due["steps"]), "averages": {path: {} for path in due["averages"]}}
+    return {**due, **(nothing if opt == "sgd" else {}), "rates": due["rates"][::-1]}
 
 
 def regrouping_cases(limits: Limits) -> SearchStrategy[Case]:

@@ -6,6 +6,7 @@ import os
 import time
 from concurrent.futures import Future
 from typing import Any, Literal
+from unittest import mock
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -14,13 +15,14 @@ from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, Sta
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank
-from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save, wait_for_save
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, PlainWriter, load, save, wait_for_save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, Writer
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
 from shardlaw.conformance.laws.roundtrip.options import file_numbers, hf_options, require_package
 
 DOCS = "torch.distributed.checkpoint docs"
 SLOW_SECONDS = 0.2
+CLOSING_SECONDS = 2  # the longest time from the end of a save until its stager is closed
 
 ASYNC_OPTIONS = (
     "mesh=2 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a},n:1} way=apart",
@@ -153,6 +155,45 @@ def staging_fails(state: Saved, writer: Writer, folder: Folder):
 @staging_fails.due
 def _():
     return {"staging": Refused((RuntimeError,)), "upload": Refused((RuntimeError,))}
+
+
+class Uncopied:
+    """A value that cannot be copied."""
+
+    def __deepcopy__(self, memo: Any) -> Uncopied:
+        raise RuntimeError("planted in a copy")
+
+
+class FailingWriter(PlainWriter):
+    """A writer that cannot write."""
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        raise RuntimeError("planted in write_data")
+
+
+@trip_law(
+    "stager-closed",
+    source=f"{DOCS}, async_save: internally created default stagers are closed automatically",
+    control="mesh=2 x=5:S(0)",
+    texts=("mesh=2 x=5x2:S(0) fails=write", "mesh=1 x=7:S(0) a=4:- fails=stage"),
+    features=lambda case: {"async-save"},
+)
+def stager_closed(state: Saved, writer: Writer, folder: Folder, fails: Literal["no", "stage", "write"] = "no"):
+    """A stager that an asynchronous save has made is closed once, when the save has ended or failed."""
+    to = (FailingWriter if fails == "write" else PlainWriter)(writer(folder))
+    if fails == "stage":
+        state["value"] = Uncopied()
+    with mock.patch.object(DefaultStager, "close", autospec=True, side_effect=DefaultStager.close) as close:
+        failure = caught(lambda: wait_for_save(dcp.async_save(state, storage_writer=to)))
+        end = time.monotonic() + CLOSING_SECONDS
+        while not close.called and time.monotonic() < end:
+            time.sleep(0.01)
+    return {"failure": failure if isinstance(failure, Exception) else None, "closed": close.call_count}
+
+
+@stager_closed.due
+def _(fails):
+    return {"failure": Refused((RuntimeError, CheckpointFailed)) if fails != "no" else None, "closed": 1}
 
 
 @trip_law(

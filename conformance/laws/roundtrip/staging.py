@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,9 +16,9 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import load, wait_for_save
-from shardlaw.conformance.laws.checkpoint.fields import Destination, Newer, Reader, Saved, Writer
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Newer, NewerDestination, Reader, Saved, Writer
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import add_both_loads, add_load, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import add_load, trip_law
 from shardlaw.conformance.laws.roundtrip.saves import make_stager, mutate
 
 DOCS = "torch.distributed.checkpoint docs"
@@ -46,6 +47,46 @@ class SlotAndDict(Slotted):
         return f"SlotAndDict({getattr(self, 'first', None)}, {getattr(self, 'second', None)})"
 
 
+class Tally:
+    """An object with a method."""
+
+    def __init__(self) -> None:
+        self.counts = [1]
+
+    def count(self) -> int:
+        return len(self.counts)
+
+    def __repr__(self) -> str:
+        return f"Tally({self.counts})"
+
+
+def make_bound() -> SimpleNamespace:
+    """An object and a method of it."""
+    tally = Tally()
+    return SimpleNamespace(tally=tally, count=tally.count)
+
+
+class Tagged(torch.Tensor):
+    """A tensor with an attribute."""
+
+    tag: Any
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        copied: Any = self.detach().clone()
+        copied.tag = copy.deepcopy(self.tag, memo)
+        return copied
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Tagged({self.tolist()}, {self.tag})"
+
+
+def make_tagged() -> SimpleNamespace:
+    """An object with a tensor that has an attribute."""
+    tensor = torch.ones(2).as_subclass(Tagged)
+    tensor.tag = [1, "a"]
+    return SimpleNamespace(kept=tensor)
+
+
 COMPLEX = (1 + 2j, 3 - 4j)
 # functions that make a value
 VALUES: dict[str, Callable[[], Any]] = {
@@ -69,6 +110,10 @@ VALUES: dict[str, Callable[[], Any]] = {
 OBJECTS: dict[str, Callable[[], Any]] = {
     "slots": SlotAndDict,
     "entries": lambda: SimpleNamespace(kept=OrderedDict(a=[1]), later=(1, [2]), counted=defaultdict(list, b=[3])),
+    "parameter": lambda: SimpleNamespace(kept=nn.Parameter(torch.ones(2))),
+    "sparse": lambda: SimpleNamespace(kept=torch.eye(2).to_sparse()),
+    "method": make_bound,
+    "tagged": make_tagged,
 }
 
 
@@ -84,6 +129,8 @@ STAGED_AGAIN = (
     "mesh=3 mesh.load=2 x=7:S(0):int64 a=3:-:float64 state={x:x,l:[a,1]} to.x=R",
     "mesh=2 mesh.load=1 x=6x4:-:float32:distinct:sliced a=4:S(0):bool threads=2",
     "mesh=1 x=():R a=5x3:-:float32:distinct:transposed",
+    "mesh=2 x=5x2:S(0) log=7",
+    "mesh=1 x=5:- log=2",
 )
 
 
@@ -152,20 +199,42 @@ def copy_tensors(value: Any, newer: Any) -> None:
     features=lambda case: {"async-save"},
     stages=world_sizes,
 )
-def staged_again(state: Saved, newer: Newer, writer: Writer, folder: Folder):
-    """Saves with one stager each store the values at the time of their call, of tensors that change in place."""
-    stager = make_stager("stager")
-    wait_for_save(dcp.async_save(state, storage_writer=writer(f"{folder}/first"), async_stager=stager))
+def staged_again(state: Saved, newer: Newer, writer: Writer, folder: Folder, log: int = 4):
+    """Saves with one stager each store the values at the time of their call, of tensors that change in place, one also
+    in size."""
+    stager, entries = make_stager("stager"), torch.arange(4.0)
+    with_log = {**state, "log": entries}
+    wait_for_save(dcp.async_save(with_log, storage_writer=writer(f"{folder}/first"), async_stager=stager))
     copy_tensors(state, newer)
-    wait_for_save(dcp.async_save(state, storage_writer=writer(f"{folder}/second"), async_stager=stager))
+    resize(entries, log)
+    wait_for_save(dcp.async_save(with_log, storage_writer=writer(f"{folder}/second"), async_stager=stager))
     stager.close()
     return {}
+
+
+def resize(tensor: torch.Tensor, size: int) -> None:
+    """Give a tensor and its memory another size, and number its elements."""
+    tensor.resize_(size)
+    tensor.untyped_storage().resize_(size * tensor.itemsize)
+    tensor.copy_(torch.arange(size))
 
 
 staged_again.due(lambda: {})
 
 
-add_both_loads(staged_again)
+@staged_again.then
+def _(state: Destination, newer: NewerDestination, reader: Reader, folder: Folder, log: int = 4):
+    first, second = reader(f"{folder}/first"), reader(f"{folder}/second")
+    return {
+        "first": load(state, first),
+        "second": load(newer, second),
+        "logs": [load({"log": torch.zeros(4)}, first)["log"], load({"log": torch.zeros(log)}, second)["log"]],
+    }
+
+
+@staged_again.due
+def _(state, newer, log):
+    return {"first": state, "second": newer, "logs": [torch.arange(4.0), torch.arange(float(log))]}
 
 
 @trip_law(

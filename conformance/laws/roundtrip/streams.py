@@ -21,6 +21,7 @@ TABLES = {
     "swap": bytes((byte * 16 + byte // 16) % 256 for byte in range(256)),
     "pieces": bytes(255 - byte for byte in range(256)),
     "buffer": bytes(255 - byte for byte in range(256)),
+    "forward": bytes(255 - byte for byte in range(256)),
 }
 STREAMS = (
     "mesh=2 mesh.load=3 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,n:1}} to.x=S(1) through=flip",
@@ -29,6 +30,7 @@ STREAMS = (
     "mesh=1 mesh.load=2 x=():R a=4x3:R:bool to.a=S(1) through=swap+step+flip files=item",
     "mesh=2 x=5x2:S(0) a=4:R state={x:x,a:a,n:1,m:None} through=pieces",
     "mesh=2 mesh.load=1 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,n:1}} to.x=R through=buffer",
+    "mesh=2 mesh.load=1 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,n:1}} to.x=R through=forward",
 )
 
 
@@ -63,6 +65,19 @@ class TranslatingStream(io.RawIOBase):
         super().close()
 
 
+class ForwardStream(io.RawIOBase):
+    """A stream of these bytes that cannot seek."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = io.BytesIO(data)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self.data.readinto(buffer)
+
+
 @cache
 def transform(name: str) -> Any:
     """The class of the transform ``name``."""
@@ -86,7 +101,8 @@ def transform(name: str) -> Any:
 
         def transform_from(self, input: Any) -> Any:
             inverse = bytes(sorted(range(256), key=lambda byte: TABLES[name][byte]))
-            return io.BytesIO(read_all(input, name).translate(inverse))
+            data = read_all(input, name).translate(inverse)
+            return ForwardStream(data) if name == "forward" else io.BytesIO(data)
 
     return Transform
 

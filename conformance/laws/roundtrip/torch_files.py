@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.format_utils import (
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank, Word
-from shardlaw.conformance.laws.checkpoint.calls import convert_failures, load
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, convert_failures, load
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import Destination, PlannerField, Reader, StateField
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
@@ -40,6 +40,17 @@ FILES = (
     "mesh=2 x=4x3:-:float32:distinct:transposed memory=plain through=reader",
     "mesh=2 x=4x3:- a=5:- dtype=float64 through=reader",
     "mesh=2 x=4x3:- a=5:- to.x=S(1) dtype=int64 through=checkpoint",
+)
+# not in smoke: ranks that wait take the time limit of a case, and a crash takes a world
+DIVERGING = (
+    "mesh=2 x=5x2:- a=3x2:- state={x:x} into={y:x}",
+    "mesh=2 x=5x2:- a=3x2:- state={x:x} into={x:a}",
+)
+OTHERS = (
+    "mesh=3 x=5x2:- a=7x2:-:int64 b=4:- state={b:b,x:x} into={b:b,x:a}",
+    "mesh=1 x=5x2:- a=4:- state={x:x} into={x:x,a:a}",
+    "mesh=1 x=6:- a=3x2:- state={x:x} into={x:a}",
+    "mesh=1 x=5x2:- a=3x2:- state={x:x} into={x:a}",
 )
 VALUES = (
     "mesh=2 x=5:- a=4:- state={x:x,n:1}",
@@ -134,6 +145,37 @@ def _(state: Destination, second: Destination, folder: Folder):
 def _(state: Contents):
     tensors = {key: value for key, value in state.tree.items() if isinstance(value, Slot)}
     return {"value": Refused(), "tensors": state.with_tree(tensors)}
+
+
+@trip_law(
+    "refuses[file]",
+    source=f"{DOCS}, format_utils: BroadcastingTorchSaveReader, DynamicMetaLoadPlanner; CheckpointException",
+    control="mesh=2 x=5x2:- a=7x2:- state={x:x} into={x:a}",
+    texts=OTHERS + DIVERGING,
+    sweeps=len(OTHERS),
+    stages=world_sizes,
+    needs=NEEDS_FILES,
+    features=lambda case: {"must-refuse"},
+)
+def other_in_file(state: FullState, rank: Rank, folder: Folder):
+    """A load of a tensor that a file lacks, or has in another shape, is refused on every rank."""
+    if rank == 0:
+        torch.save(state, f"{folder}/full.pt")
+    return {}
+
+
+other_in_file.due(lambda: {})
+
+
+@other_in_file.then
+def _(state: Destination, folder: Folder):
+    file = f"{folder}/full.pt"
+    return {"load": caught(lambda: load(state, BroadcastingTorchSaveReader(file), DynamicMetaLoadPlanner()))}
+
+
+@other_in_file.due
+def _():
+    return {"load": Refused((CheckpointFailed,))}
 
 
 def select(state: State, keys: str) -> State:

@@ -1,9 +1,13 @@
-"""Laws on states that ranks send each other without storage: through a process group, and as replicas."""
+"""Laws on states that ranks send each other without storage: through a process group, and as replicas.
+
+``value`` names a further value of the state in :data:`shardlaw.conformance.laws.roundtrip.staging.VALUES`.
+"""
 
 from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,10 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of
-from shardlaw.conformance.law.fields import Device, Folder, Rank
+from shardlaw.conformance.law.fields import Device, Folder, Rank, Word
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved
 from shardlaw.conformance.laws.roundtrip.cases import trip_law
+from shardlaw.conformance.laws.roundtrip.staging import VALUES
 from shardlaw.reference.checkpoint.state_dict import Slot
 
 TIMEOUT = timedelta(seconds=30)
@@ -28,6 +33,7 @@ SENT = (
     "mesh=2 x=5x4:R:float32:distinct:sliced a=6:-:uint8:distinct:offset",
     "mesh=2 x=0x3:- a=4:R",
     "mesh=2 x=3x4:-:float32:distinct:transposed in_place=yes",
+    *(f"mesh=2 x=5:- value={value}" for value in ("offset", "set", "named-tuple", "conjugated", "negated", "size")),
 )
 REPLICAS = (
     "mesh=2 x=5x2:R a=4:-:int64 state={x:x,d:{a:a,l:[1,None]},n:1}",
@@ -45,7 +51,13 @@ REPLICAS = (
     smallest=2,
 )
 def sent(
-    state: Saved, destination: Destination, mesh: DeviceMesh, device: Device, source: int = 0, in_place: bool = False
+    state: Saved,
+    destination: Destination,
+    mesh: DeviceMesh,
+    device: Device,
+    source: int = 0,
+    in_place: bool = False,
+    value: Word = "",
 ):
     """A state that one rank of a group sends to the others arrives bit by bit, in new tensors or in place, and does not
     change."""
@@ -54,23 +66,32 @@ def sent(
     transport = compat.PGTransport(group, TIMEOUT, device, (lambda: destination) if in_place else None)
     if group_rank == source:
         others = [rank for rank in range(dist.get_world_size(group)) if rank != source]
-        transport.send_checkpoint(others, state)
+        transport.send_checkpoint(others, {**state, "value": VALUES[value]()} if value else state)
         return {"source": state}
-    received = transport.recv_checkpoint(source)
+    received: Any = transport.recv_checkpoint(source)
+    got = received.pop("value", None)
     tensors = [key for key, value in destination.items() if isinstance(value, torch.Tensor)]
     return {
         "received": received,
         "in place": {key: destination[key] for key in tensors} if in_place else {},
+        "value": got if isinstance(got, torch.Tensor) else repr(got),
+        "type": type(got).__name__,
     }
 
 
 @sent.due
-def _(state: Contents, rank: Rank, source=0, in_place=False):
+def _(state: Contents, rank: Rank, source, in_place, value):
     coord = state.end.mesh.coord(rank)
     if coord is None or coord[0] == source:
         return {"source": state}
     tensors = {key: value for key, value in state.tree.items() if isinstance(value, Slot)}
-    return {"received": state, "in place": state.with_tree(tensors) if in_place else {}}
+    want = VALUES[value]() if value else None
+    return {
+        "received": state,
+        "in place": state.with_tree(tensors) if in_place else {},
+        "value": want.clone() if isinstance(want, torch.Tensor) else repr(want),
+        "type": Of(type(want).__name__),
+    }
 
 
 @trip_law(
