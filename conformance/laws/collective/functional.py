@@ -199,14 +199,14 @@ class GroupFormField(WordField):
     def read(self, case: Case, name: str) -> Any:
         return self.parse(case.get(name)), group_ranks(case)
 
-    def build(self, value: Any, here: RankContext) -> str:
+    def build(self, value: tuple[str, tuple[int, ...]], here: RankContext) -> str:
         form, ranks = value
         # all ranks reject the case, also those outside the group: creating a group takes all ranks
         if form in ("ranks", "lists") and ranks != tuple(range(here.world)):
             here.reject("a list of ranks stands for any group of these ranks, whatever its order")
         return form
 
-    def due(self, value: Any, rank: int, world: int) -> str:
+    def due(self, value: tuple[str, tuple[int, ...]], rank: int, world: int) -> str:
         return value[0]
 
     def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:

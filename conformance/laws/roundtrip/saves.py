@@ -258,7 +258,7 @@ def _(states):
 
 def mutate(value: Any) -> None:
     """Change a value in place: every tensor, and every mutable container and object."""
-    if isinstance(value, torch.Tensor) and value.is_sparse:
+    if type(value) is torch.Tensor and value.is_sparse:
         value.zero_()
     elif isinstance(value, torch.Tensor):
         local = value.to_local() if hasattr(value, "to_local") else value
