@@ -22,7 +22,7 @@ from shardlaw.conformance.laws.roundtrip.options import file_numbers, hf_options
 
 DOCS = "torch.distributed.checkpoint docs"
 SLOW_SECONDS = 0.2
-CLOSING_SECONDS = 2  # the longest time from the end of a save until its stager is closed
+CLOSING_SECONDS = 8.0  # the longest time from the end of a save until its stager is closed
 
 ASYNC_OPTIONS = (
     "mesh=2 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a},n:1} way=apart",
@@ -175,8 +175,9 @@ class FailingWriter(PlainWriter):
     "stager-closed",
     source=f"{DOCS}, async_save: internally created default stagers are closed automatically",
     control="mesh=2 x=5:S(0)",
-    texts=("mesh=2 x=5x2:S(0) fails=write", "mesh=1 x=7:S(0) a=4:- fails=stage"),
+    texts=("mesh=2 x=5x2:S(0) fails=write", "mesh=1 x=7:S(0) a=4:- fails=stage", "mesh=2@1,0 x=3:R a=5:S(0):int64"),
     features=lambda case: {"async-save"},
+    seconds=2 * CLOSING_SECONDS,
 )
 def stager_closed(state: Saved, writer: Writer, folder: Folder, fails: Literal["no", "stage", "write"] = "no"):
     """A stager that an asynchronous save has made is closed once, when the save has ended or failed."""
