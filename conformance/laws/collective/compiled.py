@@ -31,7 +31,7 @@ from shardlaw.conformance.laws.collective.functional import (
     start_functional,
 )
 from shardlaw.conformance.laws.collective.values import collective_due
-from shardlaw.conformance.laws.shared.compiler import reset_compiler
+from shardlaw.conformance.laws.shared.compiler import fresh_compiler
 
 
 def start_on_copies(call, group):
@@ -76,6 +76,13 @@ FUNCTIONAL_SWEEP = (
     "mesh=2 x=5x3 call=all_gather_coalesced_autograd compiles=use given=ranks",
     *(f"{variant.control} call={name}" for name, variant in VARIANTS.items()),
 )
+COMMON: dict[str, Any] = {
+    "needs": ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"),
+    "draws": 2,
+    "members": True,
+    "seconds": 60.0,  # the first compilation of a process, on a busy machine
+    "weight": 0.2,
+}
 
 
 def draw_compiled(limits: Limits) -> SearchStrategy[Case]:
@@ -94,33 +101,25 @@ def draw_compiled(limits: Limits) -> SearchStrategy[Case]:
     "compiled",
     "torch.compile docs; torch.distributed._functional_collectives, dynamo remappings",
     "mesh=2 x=5x3 call=all_reduce",
-    needs=("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"),
     features=lambda case: draws.features_of_call(case) | {"compiled"},
     sweep=texts(*SWEEP),
     sweeps=5,
     draw=draw_compiled,
-    draws=2,
-    members=True,
-    seconds=60.0,  # the first compilation of a process, on a busy machine
-    weight=0.2,
+    **COMMON,
 )
 def compiled(
     call: Call,
     group: Group,
     device: Device,
     on: Annotated[str, WordField(PROGRAMS)] = "given",
-    backend: Literal["aot_eager", "eager", "inductor"] = "aot_eager",
     dynamic: bool | None = None,
     work: Literal["async"] | None = None,
 ):
     """A compiled collective leaves its results where it leaves them uncompiled, and writes nothing else."""
     call = prepare(call, device)
     _, xs, outs, _ = call
-    reset_compiler()
-    try:
-        found = run_call(call, group, work, torch.compile(PROGRAMS[on], backend=backend, dynamic=dynamic))
-    finally:
-        reset_compiler()
+    with fresh_compiler():
+        found = run_call(call, group, work, torch.compile(PROGRAMS[on], backend="aot_eager", dynamic=dynamic))
     refused = isinstance(found["result"], Exception)
     if refused and all(tensor.is_contiguous() for tensor in (*xs, *outs)):
         raise found["result"]
@@ -149,15 +148,11 @@ def draw_compiled_functional(limits: Limits) -> SearchStrategy[Case]:
     "compiled-functional",
     "torch.compile docs; torch.distributed._functional_collectives",
     "mesh=2 x=5x3 call=all_reduce",
-    needs=("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"),
     features=lambda case: features(case, VARIANTS[case.get("call")]) | {"compiled"},
     sweep=texts(*FUNCTIONAL_SWEEP),
     sweeps=6,
     draw=draw_compiled_functional,
-    draws=2,
-    members=True,
-    seconds=60.0,  # the first compilation of a process, on a busy machine
-    weight=0.2,
+    **COMMON,
 )
 def compiled_functional(
     x: Annotated[Any, RankDataField(read_case, *ARGUMENT_FIELDS, "call")],
@@ -165,20 +160,16 @@ def compiled_functional(
     device: Device,
     compiles: Literal["use"] | None = None,
     given: GivenAs | None = None,
-    backend: Literal["aot_eager", "eager", "inductor"] = "aot_eager",
     dynamic: bool | None = None,
 ):
     """A functional collective in a compiled function has its results and gradients, and so has a compiled function of
     results that are not waited for."""
     group = group or dist.group.WORLD
     group = GROUP_FORMS[given](group, device) if given else group
-    reset_compiler()
-    try:
+    with fresh_compiler():
         if compiles:
-            return run_functional(x, group, use=torch.compile(clone_each, backend=backend, dynamic=dynamic))
-        return run_functional(x, group, torch.compile(start_functional, backend=backend, dynamic=dynamic))
-    finally:
-        reset_compiler()
+            return run_functional(x, group, use=torch.compile(clone_each, backend="aot_eager", dynamic=dynamic))
+        return run_functional(x, group, torch.compile(start_functional, backend="aot_eager", dynamic=dynamic))
 
 
 compiled_functional.due(functional_due)

@@ -33,7 +33,7 @@ from shardlaw.conformance.laws.module.model_fields import (
 from shardlaw.conformance.laws.module.models import backward_due, parallelize
 from shardlaw.conformance.laws.module.plans import Plan
 from shardlaw.conformance.laws.shared import draws
-from shardlaw.conformance.laws.shared.compiler import reset_compiler
+from shardlaw.conformance.laws.shared.compiler import fresh_compiler
 from shardlaw.conformance.laws.shared.derived import operand
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Placement
@@ -160,8 +160,7 @@ def compiled_function(
 ):
     """A compiled function of DTensors has the same results and gradients as the function itself, in each call, also of
     an operand with another shape or other placements, and whatever ran uncompiled before."""
-    reset_compiler()
-    try:
+    with fresh_compiler():
         if before:
             mesh = x.device_mesh
             PROGRAMS[fn](copied(x, DeviceMesh(mesh.device_type, mesh.mesh) if before == "equal-mesh" else mesh))
@@ -172,8 +171,6 @@ def compiled_function(
             outs.append(several(function(leaves[-1])))
             if grads:
                 torch.autograd.backward([out.sum() for out in outs[-1] if out.requires_grad])
-    finally:
-        reset_compiler()
     return {
         "calls": outs,
         "gradients": [leaf.grad for leaf in leaves],
@@ -226,13 +223,10 @@ def draw_model(limits: Limits) -> SearchStrategy[Case]:
 def compiled_model(model: Model, mesh: ModelMesh, way: StylePlan, batches: OneBatch, backend: Backend = "aot_eager"):
     """A compiled parallel model has the dense gradients."""
     model = parallelize(model, mesh, way)
-    reset_compiler()
-    try:
+    with fresh_compiler():
         function = torch.compile(model, backend=backend)
         for x, grad in batches:
             forward_backward(function, x, grad)
-    finally:
-        reset_compiler()
     return {"input": [x.grad for x, _ in batches], "gradients": reduced_gradients(model)}
 
 

@@ -1,9 +1,9 @@
-"""What laws of torch.compile need between cases."""
+"""What laws of torch.compile need around a case."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -11,9 +11,16 @@ from shardlaw.conformance import compat
 
 
 def reset_compiler() -> None:
-    """Drop everything compiled, and how ops are sharded, where a failed compilation leaves what makes later ops fail.
-    tqdm, which compilation uses, starts no monitor thread."""
-    if importlib.util.find_spec("tqdm") is not None:
-        importlib.import_module("tqdm").tqdm.monitor_interval = 0
+    """Drop everything compiled, and how ops are sharded: after a failed compilation it makes later ops fail."""
     torch.compiler.reset()
     compat.op_plans()
+
+
+@contextmanager
+def fresh_compiler() -> Iterator[None]:
+    """Compile anew, and leave nothing to others."""
+    reset_compiler()
+    try:
+        yield
+    finally:
+        reset_compiler()
