@@ -382,7 +382,8 @@ def foreach(name: str, tensors: Any, *arguments: Any) -> Any:
     """Call an op on a list of tensors, such as ``mul_``."""
     import torch
 
-    return getattr(torch, f"_foreach_{name}")(tensors, *arguments)
+    # joined: the prefix alone is no name of torch, and cases and tables have it too
+    return getattr(torch, "_".join(("", "foreach", name)))(tensors, *arguments)
 
 
 def import_statement(key: str) -> str:
