@@ -74,9 +74,10 @@ class Law:
 
     Running. ``acts``: made by :func:`shardlaw.conformance.law.act.law`. ``members``: true where ranks outside the case's first mesh do not
     call the act, or a function of the case and the stage that returns the ranks that do. ``stages``: the sizes of the worlds in which a
-    case runs one after the other (``here.stage`` is the current one). A law that acts cannot express has a ``check`` and a ``script``, with
-    the ``reason``, and declares the ``fields`` of its cases with their annotations. ``seconds``: for how long a case may use the CPU, or
-    wait for a process that does, where that is longer than the target's limit.
+    case runs one after the other (``here.stage`` is the current one). ``own_world``: whether a case has worlds in which no other case
+    runs, since it depends on what ranks did before, or leaves them unlike each other. A law that acts cannot express has a ``check`` and a
+    ``script``, with the ``reason``, and declares the ``fields`` of its cases with their annotations. ``seconds``: for how long a case may
+    use the CPU, or wait for a process that does, where that is longer than the target's limit.
 
     ``refusal``: whether all ranks may refuse a case, or a function of the case and the error text that decides it; ``lost``: earlier
     releases of torch refuse no case, so a refusal is lost support.
@@ -105,6 +106,7 @@ class Law:
     weight: float = 1.0
     refusal: Refusal = "never"
     stages: Callable[[Case], tuple[int, ...]] | None = None
+    own_world: Callable[[Case], bool] | None = None
     features: Callable[[Case], set[str]] | None = None
     script: Callable[[Case], Script] | None = None
     checks: Callable[[Case], int] | None = None
@@ -143,6 +145,10 @@ class Law:
     def worlds(self, case: Case) -> tuple[int, ...]:
         """The sizes of the worlds in which a case runs, one after the other."""
         return self.stages(case) if self.stages else (max(case.world, self.smallest),)
+
+    def needs_own_world(self, case: Case) -> bool:
+        """Whether a case runs in new worlds that run no other case."""
+        return self.own_world is not None and self.own_world(case)
 
     def case_strategy(self, limits: Limits) -> SearchStrategy[Case]:
         """The strategy :attr:`draw`, in one case of five with a larger world where the limits and the chapter allow it."""

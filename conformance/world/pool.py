@@ -36,6 +36,7 @@ COALESCE_SECONDS = 0.005
 MAX_BACKLOG = 1000
 WAIT_SECONDS = 0.05
 MAX_PARALLEL_SIZE = 4  # ranks; of larger worlds there is one of each size
+OWN_WORLD = -1  # the lane of cases that must have a world for themselves
 LANE_CASES = 64  # of a law that go to the same world in a row: few worlds plan its ops, and many cases are spread
 
 
@@ -75,7 +76,7 @@ class Pool:
         """Queue a case; ``on_verdict`` gets its verdict during this or a later call, and may submit cases, but not wait for them.
         ``reuse``: ranks may reuse results of earlier cases. ``traced``: they record a trace of the act."""
         job = self._new_job(law, case, on_verdict)
-        job.reuse, job.traced, job.lane = reuse, traced, self._lane(law)
+        job.reuse, job.traced, job.lane = reuse, traced, self._lane(law, case)
         self._queue(job).append(job)
         self._outstanding += 1
         if self._delivering:
@@ -166,11 +167,13 @@ class Pool:
     # Implementation
 
     def _queue(self, job: Job) -> deque[Job]:
-        return self._queues[job.size, job.lane if job.size <= MAX_PARALLEL_SIZE else 0]
+        return self._queues[job.size, job.lane if job.size <= MAX_PARALLEL_SIZE else min(job.lane, 0)]
 
-    def _lane(self, law: Law) -> int:
+    def _lane(self, law: Law, case: Case) -> int:
         """Which of the parallel worlds gets the next case of ``law``: laws are assigned in turn, and move on after :data:`LANE_CASES`
-        cases."""
+        cases; :data:`OWN_WORLD` for a case that none of them gets."""
+        if law.needs_own_world(case):
+            return OWN_WORLD
         first = self._lanes.setdefault(law.id, len(self._lanes))
         self._submitted[law.id] += 1
         return (first + (self._submitted[law.id] - 1) // LANE_CASES) % self.worlds_per_size
@@ -209,7 +212,7 @@ class Pool:
             if not world.batches and (eager or len(world.queue) >= COALESCE or now - world.queue[0].submitted > COALESCE_SECONDS):
                 world.send_batch(self._next_batch(world.queue))
             # a second batch is sent ahead, so that ranks need not wait for the driver
-            if len(world.batches) == 1 and len(world.queue) >= 2 * COALESCE:
+            if len(world.batches) == 1 and len(world.queue) >= 2 * COALESCE and world.queue[0].lane != OWN_WORLD:
                 world.send_batch(self._next_batch(world.queue))
 
     def _next_batch(self, queue: deque[Job]) -> list[Job]:
@@ -218,6 +221,8 @@ class Pool:
         while queue and len(jobs) < MAX_BATCH_CASES and seconds < BATCH_SECONDS:
             jobs.append(queue.popleft())
             seconds += self._pace.get(jobs[-1].law.id, DEFAULT_PACE)
+            if jobs[-1].lane == OWN_WORLD:
+                break
         return jobs
 
     def _on_batch_done(self, batch: Batch, seconds: float) -> None:
@@ -250,6 +255,8 @@ class Pool:
             verdict = replace(verdict, history=tuple(world.served))
         if verdict.status != "rejected":  # a rejected case changes nothing in its ranks
             world.served.append(job.case.with_after(()))  # its history has been served, and is listed, already
+        if job.lane == OWN_WORLD and not world.retire_reason:
+            world.retire_reason = "its only case has been tried"
         job.clear_answers()
         if verdict.status == "held" and job.stage < job.last:
             job.stage += 1

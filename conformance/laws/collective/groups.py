@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from torch.distributed.device_mesh import DeviceMesh
 
-from shardlaw.conformance.law.act import fields
+from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Meaningless
 from shardlaw.conformance.law.fields import Device, Folder, MeshTable, Rank
@@ -209,3 +210,62 @@ def _(mesh, ranks, rank: Rank):
         "places": [(list(range(len(listed))), listed)] * 2,
         "traffic": [listed, [other + 10 for other in listed]],
     }
+
+
+# two groups, and who creates each of them
+PAIRS = (
+    ("2@0,1", "2@2,3", "local-local"),
+    ("2@0,1", "2@0,1", "local-local"),
+    ("2@0,1", "2@1,2", "local-local"),
+    ("2@0,1", "2@1,2", "all-local"),
+    ("2@0,1", "2@1,2", "local-all"),
+    ("2@0,1", "3", "all-local"),
+    ("2@0,1", "2@1,2", "local-mesh"),
+    ("2@2,3", "3@1,2,3", "local-local"),
+)
+
+
+def features_of_pair(case: Case) -> set[str]:
+    first, second = (set(mesh.ranks) for mesh in case.meshes)
+    found = draws.features_of(case) | {"new-group", f"way:{case.get('way')}"}
+    return found | ({"overlapping-groups"} if first & second and first != second else set())
+
+
+@draws.collective_law(
+    "local-groups",
+    draws.DOC + "new_group, use_local_synchronization",
+    "mesh=2@0,1 mesh.b=2@2,3 way=local-local",
+    needs=("all_gather",),
+    features=features_of_pair,
+    sweep=texts(*(f"mesh={mesh} mesh.b={other} way={way}" for mesh, other, way in PAIRS)),
+    sweeps=len(PAIRS),
+    own_world=lambda case: True,
+    weight=0.3,
+)
+def local_groups(
+    mesh: MeshTable,
+    mesh__b: MeshTable,
+    way: Literal["local-local", "all-local", "local-all", "local-mesh"],
+    device: Device,
+):
+    """Members alone create a group with ``use_local_synchronization``, before or after another that its members, all
+    ranks, or a mesh create, in one order everywhere; each group communicates among its members."""
+    rank, found, group = dist.get_rank(), list[Any](), None
+    for ranks, how in zip((mesh, mesh__b), way.split("-"), strict=True):
+        if how == "all":
+            group = dist.new_group(ranks)
+        elif how == "mesh":
+            own = DeviceMesh(device.type, ranks)
+            group = own.get_group() if rank in ranks else None
+        elif rank in ranks:
+            group = dist.new_group(ranks, use_local_synchronization=True)
+        if rank in ranks:
+            out = [torch.full((1,), STALE, device=device) for _ in ranks]
+            dist.all_gather(out, torch.tensor([rank], device=device), group=group)
+            found.append(torch.cat(out).tolist())
+    return {"members": found}
+
+
+@local_groups.due
+def _(mesh, mesh__b, rank: Rank):
+    return {"members": [list(table.ranks) for table in (mesh, mesh__b) if rank in table.ranks]}

@@ -47,7 +47,7 @@ def features(case: Case) -> set[str]:
 
 
 def fsdp_law(
-    name: str, source: str, cases: Sequence[str], features: Callable[[Case], set[str]] = features
+    name: str, source: str, cases: Sequence[str], features: Callable[[Case], set[str]] = features, **record: Any
 ) -> Callable[[Callable[..., Any]], Law]:
     """Decorate the act of the law ``module.NAME``. Its sweep is ``cases``; the first of them is its control."""
     return law(
@@ -60,6 +60,7 @@ def fsdp_law(
         needs=NEEDS,
         refusal=is_unsupported,
         weight=0.3,
+        **record,
     )
 
 
@@ -204,7 +205,12 @@ METHOD_CASES = (
 )
 
 
-@fsdp_law("told", ", the methods of FSDPModule", METHOD_CASES)
+@fsdp_law(
+    "told",
+    ", the methods of FSDPModule",
+    METHOD_CASES,
+    own_world=lambda case: case.get("way") == "own-group",  # a group that members alone create
+)
 def fsdp_methods(model: MLPModel, mesh: NamedMesh, inputs: Inputs, way: Way, passes: int = 1, single: bool = False):
     """Methods of FSDPModule that say when and how to communicate change no output, gradient or parameter, and layers
     are unsharded when these methods say so."""
