@@ -82,6 +82,20 @@ def test_history_is_what_the_world_has_served(house: House) -> None:
     house.pool.check(LAWS["killed"], [case("killed", 2)])
 
 
+def test_case_that_needs_its_own_world_has_none_before_it_and_none_after(house: House) -> None:
+    def own(name: str) -> Verdict:
+        law = replace(LAWS[name], own_world=lambda case: True)
+        return house.pool.check(law, [case(name, 2)])[0]
+
+    house.judge(case("marks", 2))
+    assert own("remembers").status == "held"
+    assert own("marks").status == "held"
+    assert [own("remembers").status for _ in range(2)] == ["held", "held"]
+    (shared,) = house.judge(case("remembers", 2))
+    assert shared.kind == "wrong-value"
+    house.pool.check(LAWS["killed"], [case("killed", 2)])
+
+
 @pytest.mark.parametrize("sizes", [(2, 3), (3, 1), (2, 2)])
 def test_stages_run_in_worlds_of_their_sizes_and_share_a_folder(house: House, sizes: tuple[int, int]) -> None:
     one = Case.of("fault.rank[passes_on]", first=sizes[0], second=sizes[1])

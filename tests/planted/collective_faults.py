@@ -159,6 +159,14 @@ def new_group_counts_backwards() -> None:
         return dist.get_world_size(group) - 1 - int(true(group, rank))
 
 
+@breaks("collective.local-groups")
+def local_group_of_one() -> None:
+    @instead(dist, "new_group")
+    def fault(true: Any, ranks: Any = None, *args: Any, use_local_synchronization: bool = False, **options: Any) -> Any:
+        members = [dist.get_rank()] if use_local_synchronization else ranks
+        return true(members, *args, use_local_synchronization=use_local_synchronization, **options)
+
+
 @breaks("collective.send-recv")
 def messages_overtake() -> None:
     @instead(dist, "batch_isend_irecv")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -175,7 +175,8 @@ def read_case(case: Case) -> tuple[dict[int, Any], Any]:
     gradients: Any = data.input_gradients(output_gradients) if variant.backward else [None] * spec.size
     function = [(variant.names, variant.coalesced)] * spec.size
     for_act = zip(function, data.inputs, data.arguments, output_gradients, strict=True)
-    due = [[spec.due_value(output) for output in row] for row in data.expected]
+    expected = [list(map(torch.zeros_like, row)) for row in data.expected] if "results" in case else data.expected
+    due = [[spec.due_value(output) for output in row] for row in expected]
     return dict(zip(ranks, for_act, strict=True)), dict(
         zip(ranks, zip(data.inputs, due, gradients, strict=True), strict=True)
     )
@@ -239,14 +240,25 @@ def run_functional(call, group, start=start_functional, use=list):
     return found
 
 
+def zero_each(xs):
+    """Overwrite tensors by zeros, one after the other: each is waited for only when its turn comes."""
+    return [x.zero_() for x in xs]
+
+
 def functional_due(x, rank: Rank):
     inputs, outputs, gradients = x[rank]
     return {"result": outputs, "input": inputs, **({} if gradients is None else {"gradient": gradients})}
 
 
-def functional(x: MemberArguments, group: Group, device: Device, given: GivenAs | None = None):
+def functional(
+    x: MemberArguments,
+    group: Group,
+    device: Device,
+    given: GivenAs | None = None,
+    results: Literal["zeroed"] | None = None,
+):
     group = group or dist.group.WORLD
-    return run_functional(x, GROUP_FORMS[given](group, device) if given else group)
+    return run_functional(x, GROUP_FORMS[given](group, device) if given else group, use=zero_each if results else list)
 
 
 def features(case: Case, variant: Variant) -> set[str]:
@@ -298,6 +310,7 @@ FLOAT: dict[str, Any] = {"floats": True}
 REDUCED: dict[str, Any] = {"reduces": True}
 ROOTED: dict[str, Any] = {"root": True, "tables": False, "parts": False}
 ONE, DIM, ROWS = "mesh=2 x=5x3", "mesh=2 x=5x3 dim=1", "mesh=2 x=3x2 splits=1.2/0.3"
+ZEROED, ONE_BY_ONE = f"{ONE} results=zeroed", "; their results can be waited for and overwritten one by one"
 VARIANTS = {
     "all_reduce": Variant(
         ("all_reduce",), _all_reduce, "all_reduce", "gives every member the reduction of all members' tensors",
@@ -324,18 +337,18 @@ VARIANTS = {
         corners=("mesh=3 x=5 to-position=1.2.0", *(f"mesh=2 x=5 to-position=1.0 given={form}" for form in GROUP_FORMS)),
     ),
     "all_reduce_coalesced": Variant(
-        ("all_reduce_coalesced",), _coalesced(_all_reduce), "all_reduce", "reduces several tensors separately",
-        ONE, REDUCED, coalesced=True,
+        ("all_reduce_coalesced",), _coalesced(_all_reduce), "all_reduce",
+        f"reduces several tensors separately{ONE_BY_ONE}", ONE, REDUCED, coalesced=True, corners=(ONE, ZEROED),
     ),
     "all_gather_coalesced": Variant(
         ("all_gather_single_coalesced", "all_gather_into_tensor_coalesced"), _coalesced(_all_gather), "all_gather",
-        "gathers several tensors separately", ONE, {"min_dims": 1}, coalesced=True,
+        f"gathers several tensors separately{ONE_BY_ONE}", ONE, {"min_dims": 1}, coalesced=True, corners=(ONE, ZEROED),
     ),
     "reduce_scatter_coalesced": Variant(
         ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"), _coalesced(_reduce_scatter),
-        "reduce_scatter", "reduces and scatters several tensors separately", ONE,
+        "reduce_scatter", f"reduces and scatters several tensors separately{ONE_BY_ONE}", ONE,
         {"min_dims": 2, "expanded": False, "reduces": True}, coalesced=True,
-        corners=(DIM, f"{ONE} then=1"),
+        corners=(DIM, f"{ONE} then=1", ZEROED),
     ),
     "all_gather_autograd": Variant(
         ("all_gather_single_autograd", "all_gather_tensor_autograd"), _all_gather, "reduce_scatter",
