@@ -76,6 +76,24 @@ def all_gather_shares_its_input() -> None:
         return work
 
 
+@breaks("collective.waited-twice")
+def second_wait_adds_one() -> None:
+    class Adds:
+        def __init__(self, work: Any, parts: list[torch.Tensor]) -> None:
+            self.work, self.parts, self.waited = work, parts, False
+
+        def wait(self) -> None:
+            self.work.wait()
+            if self.waited:
+                self.parts[0].add_(1)
+            self.waited = True
+
+    @instead(dist, "all_gather")
+    def fault(true: Any, parts: Any, *args: Any, **options: Any) -> Any:
+        work = true(parts, *args, **options)
+        return Adds(work, parts) if options.get("async_op") else work
+
+
 @breaks("collective.gather")
 def gather_drops_last_element() -> None:
     @instead(dist, "gather")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
+import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.fields import Device, IntsField, Rank
 from shardlaw.conformance.law.law import Limits
@@ -138,8 +140,8 @@ interleaved = law(
 interleaved.due(concurrent_due)
 
 
-def draw_inputs_kept(limits: Limits) -> SearchStrategy[Case]:
-    call = {"call": st.sampled_from(OUT_OF_PLACE)}
+def draw_calls(limits: Limits, names: Sequence[str]) -> SearchStrategy[Case]:
+    call = {"call": st.sampled_from(names)}
     return draws.calls(limits, root=True, memories=False, timing=False, min_dims=1, extra=call)
 
 
@@ -148,7 +150,7 @@ def draw_inputs_kept(limits: Limits) -> SearchStrategy[Case]:
     source=draws.DOC + "collective functions, input and output tensors",
     control="mesh=2 x=5x3 call=all_gather",
     features=draws.features_of_call,
-    draw=draw_inputs_kept,
+    draw=lambda limits: draw_calls(limits, OUT_OF_PLACE),
     draws=50,
     members=True,
     needs=(*NEEDS, "gather", "scatter"),
@@ -164,3 +166,32 @@ def inputs_kept(call: Call, group: Group, device: Device):
 @inputs_kept.due
 def _(call, rank: Rank):
     return {"input": call.member_data(rank).inputs, "result": call.due(rank)}
+
+
+@law(
+    "collective.waited-twice",
+    source=draws.DOC + "asynchronous collective operations, wait()",
+    control="mesh=2 x=5x3 call=all_gather",
+    features=lambda case: draws.features_of_call(case) | {"async"},
+    sweep=texts(*(f"mesh=2 x=4x3 call={name}" for name in CALLS)),
+    sweeps=len(CALLS),
+    draw=lambda limits: draw_calls(limits, tuple(CALLS)),
+    draws=20,
+    members=True,
+    needs=(*NEEDS, "gather", "scatter"),
+    weight=0.3,
+)
+def waited_twice(call: Call, group: Group, device: Device):
+    """A second wait for an asynchronous collective changes nothing: its results can be overwritten after the first."""
+    call = prepare(call, device)
+    work = start(call, group, async_op=True)
+    work.wait()
+    found = copy_and_overwrite(results(call))
+    work.wait()
+    return {"result": found, "kept": [torch.equal(x, torch.full_like(x, STALE)) for x in results(call)]}
+
+
+@waited_twice.due
+def _(call, rank: Rank):
+    due = call.due(rank)
+    return {"result": due, "kept": ... if due is ... else [True] * len(due)}

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from shardlaw.conformance.law.act import fields
+from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.fields import Field, Rank, ScriptArgument
 from shardlaw.conformance.law.law import Limits
@@ -70,9 +70,10 @@ def messages(
     how: Literal["batch", "works", "blocking"],
     receive: Literal["reversed"] | None = None,
     by: Literal["position", "anyone"] | None = None,
+    waits: int = 1,
 ):
     """Send and receive this rank's messages, in the order in which they are listed where ``how`` is blocking; ``by``
-    anyone receives without saying from whom."""
+    anyone receives without saying from whom. Each work is waited for ``waits`` times."""
     here, ranks = dist.get_rank(group), dist.get_process_group_ranks(group)
     received = {at: torch.full_like(tensor, STALE) for at, (_, to, _, tensor) in enumerate(sends) if to == here}
     own = [at for at, (source, *_) in enumerate(sends) if source == here or at in received]
@@ -105,7 +106,7 @@ def messages(
             works = dist.batch_isend_irecv([operation(at) for at in own]) if own else []
         else:
             works = [post(at, dist.isend, dist.irecv) for at in own]
-        for work in works:
+        for work in [*works] * waits:
             work.wait()
     return {"message": list(received.values())}
 
@@ -164,6 +165,8 @@ send_recv = draws.collective_law(
     needs=("p2p",),
     clause="Every message arrives at its destination, those from one rank to another in the order of sending.",
     features=features_messages,
+    sweep=texts("mesh=2 x=5x3 sends=0-1 how=works waits=2"),
+    sweeps=1,
     draw=lambda limits: draw_messages(limits, False),
     draws=50,
     members=True,
