@@ -18,6 +18,7 @@ import typer
 from shardlaw import __version__
 from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.world import signals
+from shardlaw.conformance.world.garbage import collect_rarely
 from shardlaw.conformance.world.hosts import torchrun
 from shardlaw.conformance.world.hosts.torchrun import is_secondary_process, launch_info
 
@@ -357,6 +358,7 @@ def doctor(
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code. A :class:`UsageError` is printed as one line, without a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    collect_rarely()
     if threading.current_thread() is not threading.main_thread():
         return _run_command(arguments)
     with signals.handle_signals():

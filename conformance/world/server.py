@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.world import protocol
+from shardlaw.conformance.world.garbage import collect_rarely
 from shardlaw.conformance.world.parent_death import die_with_parent, exit_with_driver
 
 MAX_OUTPUT_BYTES = 1 << 20
@@ -173,6 +174,8 @@ def _tuple(value: Any) -> Any:
 
 def preload() -> str:
     """Import what ranks need. Returns the error as one line, or an empty text."""
+    usual = gc.get_threshold()
+    collect_rarely()
     try:
         import torch
         import torch.distributed.checkpoint
@@ -191,6 +194,7 @@ def preload() -> str:
         return f"{type(error).__name__}: {text}"
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*usual)
     return ""
 
 
