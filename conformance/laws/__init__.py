@@ -140,6 +140,7 @@ MODULES = (
     "op.refusals",
     "collective.in_flight",
     "collective.functional",
+    "collective.unfinished",
     "collective.autograd",
     "collective.groups",
     "collective.messages",

@@ -1,4 +1,4 @@
-"""Faults of saves in the background."""
+"""Faults of saves in the background, and of states that are not waited for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import _async_thread_executor as executor
 from torch.distributed.checkpoint import staging
+from torch.distributed.tensor import DTensor
 
 from tests.planted.hook import breaks, instead
 
@@ -82,3 +83,13 @@ def own_stager_left_to_the_caller() -> None:
     def fault(true: Any, *given: Any, **options: Any) -> Any:
         stager = staging.DefaultStager(staging.StagingOptions(False, False, False, False))
         return true(*given, **({"async_stager": stager} | options))
+
+
+@breaks("roundtrip.unfinished")
+def unfinished_redistribution_is_lost() -> None:
+    @instead(DTensor, "redistribute")
+    def fault(true: Any, self: Any, *args: Any, async_op: bool = False, **options: Any) -> Any:
+        moved = true(self, *args, async_op=async_op, **options)
+        if async_op:
+            moved.to_local().zero_()
+        return moved

@@ -76,6 +76,13 @@ def all_gather_shares_its_input() -> None:
         return work
 
 
+@breaks("collective.unfinished")
+def result_is_not_waited_for() -> None:
+    @instead(funcol.AsyncCollectiveTensor, "trigger_wait")
+    def fault(true: Any, self: Any) -> torch.Tensor:
+        return self.elem
+
+
 @breaks("collective.waited-twice")
 def second_wait_adds_one() -> None:
     class Adds:

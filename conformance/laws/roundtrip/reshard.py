@@ -19,12 +19,20 @@ from torch.distributed.tensor import DTensor
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of
 from shardlaw.conformance.law.features.feature_lines import LINES
-from shardlaw.conformance.law.fields import Folder, WordField
+from shardlaw.conformance.law.fields import Folder, Placements, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint.calls import caught_failure, load, save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, InFiles, Reader, Saved, StateField, Writer
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import after_save, due_loaded, due_source, round_trip, trip_law, trips
+from shardlaw.conformance.laws.roundtrip.cases import (
+    add_load,
+    after_save,
+    due_loaded,
+    due_source,
+    round_trip,
+    trip_law,
+    trips,
+)
 
 DOCS = "torch.distributed.checkpoint docs"
 
@@ -108,6 +116,12 @@ META = (
     "mesh=3 mesh.load=2x2 x=7x3:S(0) to.x=S(0),S(0) a=5:R to.a=R,S(0) state={d:{x:x,l:[a,1]}}",
     "mesh=2 mesh.load=2@0,2 x=5:S(0) to.x=S(0)",
 )
+UNFINISHED = (
+    "mesh=2 x=4x6:S(0) via=S(1) to.x=S(0)",
+    "mesh=2 mesh.load=3 x=5x6:S(0) via=R to.x=S(1)",
+    "mesh=2x2 mesh.load=2 x=4x6:S(0),R:int64 via=S(0),S(1) to.x=R a=5x2:S(0),S(0) to.a=S(0)",
+    "mesh=3 x=7:S(0):float64 via=R to.x=-",
+)
 
 
 def draw_strided(limits: Limits) -> SearchStrategy[Case]:
@@ -142,6 +156,24 @@ def _(state: Destination, reader: Reader, folder: Folder):
 @strided.due
 def _(state):
     return {"loaded": Either((state, Of("refused")))}
+
+
+@trip_law(
+    "unfinished",
+    source="torch.distributed.tensor docs, DTensor.redistribute: async_op; torch.distributed.checkpoint docs, save",
+    control=UNFINISHED[0],
+    texts=UNFINISHED,
+    stages=world_sizes,
+)
+def unfinished(state: Saved, via: Placements, writer: Writer, folder: Folder):
+    """What is loaded of DTensors that were saved while their redistribution was not waited for has their elements."""
+    moved = {key: value.redistribute(placements=via, async_op=True) for key, value in state.items()}
+    save(moved, writer(folder))
+    return {}
+
+
+unfinished.due(lambda: {})
+add_load(unfinished)
 
 
 def draw_views(limits: Limits) -> SearchStrategy[Case]:
