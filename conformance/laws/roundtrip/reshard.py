@@ -14,14 +14,15 @@ from typing import Annotated, Any
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from torch.distributed import checkpoint as dcp
 from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of
 from shardlaw.conformance.law.features.feature_lines import LINES
-from shardlaw.conformance.law.fields import Folder, Placements, WordField
+from shardlaw.conformance.law.fields import Folder, Placements, Word, WordField
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.checkpoint.calls import caught_failure, load, save
+from shardlaw.conformance.laws.checkpoint.calls import caught_failure, load, save, wait_for_save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, InFiles, Reader, Saved, StateField, Writer
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import (
@@ -33,6 +34,7 @@ from shardlaw.conformance.laws.roundtrip.cases import (
     trip_law,
     trips,
 )
+from shardlaw.conformance.laws.roundtrip.saves import make_stager
 
 DOCS = "torch.distributed.checkpoint docs"
 
@@ -121,6 +123,9 @@ UNFINISHED = (
     "mesh=2 mesh.load=3 x=5x6:S(0) via=R to.x=S(1)",
     "mesh=2x2 mesh.load=2 x=4x6:S(0),R:int64 via=S(0),S(1) to.x=R a=5x2:S(0),S(0) to.a=S(0)",
     "mesh=3 x=7:S(0):float64 via=R to.x=-",
+    "mesh=2 x=4x6:S(0) via=S(1) to.x=S(0) async=writer",
+    "mesh=2 mesh.load=3 x=5x6:S(0) via=R to.x=S(1) async=writer",
+    "mesh=2 mesh.load=3 x=5x6:S(0) via=R to.x=S(1) async=stager",
 )
 
 
@@ -165,10 +170,15 @@ def _(state):
     texts=UNFINISHED,
     stages=world_sizes,
 )
-def unfinished(state: Saved, via: Placements, writer: Writer, folder: Folder):
+def unfinished(state: Saved, via: Placements, writer: Writer, folder: Folder, async_: Word = ""):
     """What is loaded of DTensors that were saved while their redistribution was not waited for has their elements."""
     moved = {key: value.redistribute(placements=via, async_op=True) for key, value in state.items()}
-    save(moved, writer(folder))
+    for value in moved.values():  # what a copy finds in memory that is used again must not be the elements by chance
+        _ = torch.full(value.to_local().shape, 99, dtype=value.dtype)
+    if async_:
+        wait_for_save(dcp.async_save(moved, storage_writer=writer(folder), async_stager=make_stager(async_)))
+    else:
+        save(moved, writer(folder))
     return {}
 
 
