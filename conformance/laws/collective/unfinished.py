@@ -65,24 +65,40 @@ USES = {
 }
 
 
+def scatter(x):
+    out = torch.zeros_like(x.detach().clone())
+    dist.scatter(out, [x, x] if dist.get_rank() == 0 else None, 0)
+    return out
+
+
+def all_gather(x):
+    outs = [torch.zeros(2, device=x.device) for _ in range(2)]
+    dist.all_gather(outs, x)
+    return outs[1]
+
+
+# inputs of other collectives, which give every rank the same elements
+PASSED = {"scatter": scatter, "all-gather": all_gather}
+
+
 @law(
     "collective.unfinished",
     source="torch.distributed._functional_collectives, AsyncCollectiveTensor: waits before the first use of the tensor",
-    control="mesh=2 use=listed",
-    sweep=texts(*(f"mesh=2 use={use}" for use in USES)),
-    sweeps=len(USES),
+    control="world=2 use=listed",
+    sweep=texts(*(f"world=2 use={use}" for use in (*USES, *PASSED))),
+    sweeps=len(USES) + len(PASSED),
     features=lambda case: {"functional", f"way:{case.get('use')}"},
-    needs=("all_reduce", "subgroups"),
+    needs=("all_reduce", "all_gather", "scatter", "subgroups"),
     weight=0.3,
 )
-def unfinished(use: Annotated[str, WordField(USES)], folder: Folder, device: Device):
+def unfinished(use: Annotated[str, WordField(USES | PASSED)], folder: Folder, device: Device):
     """The result of a functional collective is waited for before it is used, in whatever way."""
     rank, done = dist.get_rank(), Path(folder, "done")
     until = time.monotonic() + HELD_SECONDS
     while rank and not done.exists() and time.monotonic() < until:
         time.sleep(0.001)
     x = torch.tensor([1.0 + rank, 2.0 + rank], device=device)
-    used = USES[use](compat.functional.all_reduce(x, "sum", dist.group.WORLD))
+    used = (USES | PASSED)[use](compat.functional.all_reduce(x, "sum", dist.group.WORLD))
     if rank == 0:
         done.touch()
     return {"used": used.tolist()}
@@ -90,4 +106,5 @@ def unfinished(use: Annotated[str, WordField(USES)], folder: Folder, device: Dev
 
 @unfinished.due
 def _(use, rank: Rank):
-    return {"used": Of(USES[use](torch.tensor([3.0, 5.0])).tolist(), "wrong-value")}
+    x = torch.tensor([3.0, 5.0])
+    return {"used": Of((x if use in PASSED else USES[use](x)).tolist(), "wrong-value")}
