@@ -169,6 +169,8 @@ def read_case(case: Case) -> tuple[dict[int, Any], Any]:
     if name not in VARIANTS:
         raise NotationError(f"call={name}: want one of {', '.join(VARIANTS)}")
     ranks, variant = group_ranks(case), VARIANTS[name]
+    if "results" in case and variant.backward:
+        raise NotationError("results=zeroed: results that have gradients cannot be overwritten")
     spec = CollectiveSpec.from_case(case, variant.names[0], len(ranks))
     data = variant.make(case, spec)
     output_gradients: Any = data.output_gradients(spec) if variant.backward else [None] * spec.size

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.fields import Field, Rank, ScriptArgument
+from shardlaw.conformance.law.fields import Between, Field, Rank, ScriptArgument
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import literal
 from shardlaw.conformance.laws.collective import draws
@@ -70,7 +70,7 @@ def messages(
     how: Literal["batch", "works", "blocking"],
     receive: Literal["reversed"] | None = None,
     by: Literal["position", "anyone"] | None = None,
-    waits: int = 1,
+    waits: Annotated[int, Between(1, 2)] = 1,
 ):
     """Send and receive this rank's messages, in the order in which they are listed where ``how`` is blocking; ``by``
     anyone receives without saying from whom. Each work is waited for ``waits`` times."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Of
-from shardlaw.conformance.law.fields import Device, Folder, Rank, WordField
+from shardlaw.conformance.law.fields import Device, Folder, WordField, WorldSize
 
 # for how long the last rank keeps the others from finishing, if they wait for it
 HELD_SECONDS = 0.1
@@ -66,13 +66,14 @@ USES = {
 
 
 def scatter(x):
-    out = torch.zeros_like(x.detach().clone())
-    dist.scatter(out, [x, x] if dist.get_rank() == 0 else None, 0)
+    """What rank 1 gets of rank 0, which keeps a copy for itself."""
+    out, others = torch.zeros(2, device=x.device), [x] * (dist.get_world_size() - 1)
+    dist.scatter(out, [x.clone(), *others] if dist.get_rank() == 0 else None, 0)
     return out
 
 
 def all_gather(x):
-    outs = [torch.zeros(2, device=x.device) for _ in range(2)]
+    outs = [torch.zeros(2, device=x.device) for _ in range(dist.get_world_size())]
     dist.all_gather(outs, x)
     return outs[1]
 
@@ -105,6 +106,6 @@ def unfinished(use: Annotated[str, WordField(USES | PASSED)], folder: Folder, de
 
 
 @unfinished.due
-def _(use, rank: Rank):
-    x = torch.tensor([3.0, 5.0])
+def _(use, world: WorldSize):
+    x = torch.tensor([sum(first + rank for rank in range(world)) for first in (1.0, 2.0)])
     return {"used": Of((x if use in PASSED else USES[use](x)).tolist(), "wrong-value")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of
 from shardlaw.conformance.law.features.feature_lines import LINES
-from shardlaw.conformance.law.fields import Folder, Placements, Word, WordField
+from shardlaw.conformance.law.fields import Folder, Placements, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint.calls import caught_failure, load, save, wait_for_save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, InFiles, Reader, Saved, StateField, Writer
@@ -170,11 +170,14 @@ def _(state):
     texts=UNFINISHED,
     stages=world_sizes,
 )
-def unfinished(state: Saved, via: Placements, writer: Writer, folder: Folder, async_: Word = ""):
+def unfinished(
+    state: Saved, via: Placements, writer: Writer, folder: Folder, async_: Literal["writer", "stager"] | None = None
+):
     """What is loaded of DTensors that were saved while their redistribution was not waited for has their elements."""
-    moved = {key: value.redistribute(placements=via, async_op=True) for key, value in state.items()}
-    for value in moved.values():  # what a copy finds in memory that is used again must not be the elements by chance
-        _ = torch.full(value.to_local().shape, 99, dtype=value.dtype)
+    tensors = {key: value for key, value in state.items() if isinstance(value, DTensor)}
+    moved = state | {key: x.redistribute(placements=via, async_op=True) for key, x in tensors.items()}
+    for key in tensors:  # what a copy finds in memory that is used again must not be the elements by chance
+        _ = torch.full(moved[key].to_local().shape, 99, dtype=moved[key].dtype)
     if async_:
         wait_for_save(dcp.async_save(moved, storage_writer=writer(folder), async_stager=make_stager(async_)))
     else:
