@@ -283,7 +283,8 @@ class WorldManager:
     def _check_progress(self, world: World) -> None:
         undecided = world.first_undecided()
         if undecided is None:
-            if world.watch.quiet >= VERIFY_SECONDS or world.watch.is_busy_for(self._target.timeout):
+            limits = watch.search_limits(self._target)
+            if world.watch.quiet >= VERIFY_SECONDS or world.watch.is_busy_for(limits.busy, limits.busy_share):
                 self._retire(world)
             return
         batch, index = undecided
@@ -294,7 +295,7 @@ class WorldManager:
             limits = watch.search_limits(self._target, storage="checkpoint" in law.needs, hung=law.id in self._late_laws)
         some = any(world.has_answered(rank, batch, index) for rank in range(world.size))
         quiet = max(limits.grace if some else limits.quiet, law.seconds)
-        if world.watch.quiet >= quiet or world.watch.is_busy_for(max(limits.busy, law.seconds)):
+        if world.watch.quiet >= quiet or world.watch.is_busy_for(max(limits.busy, law.seconds), limits.busy_share):
             self._late_laws.add(law.id)
             self._retire(world)
 

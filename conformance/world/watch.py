@@ -63,16 +63,17 @@ class ActivitySource(Protocol):
 @dataclass(frozen=True)
 class TimeLimits:
     """How long a case may take, in seconds. ``grace``: some ranks have answered, and no rank uses the CPU. ``quiet``: no rank has answered,
-    and none uses the CPU. ``busy``: ranks use the CPU without progress."""
+    and none uses the CPU. ``busy``: ranks use the CPU without progress, one of them for ``busy_share`` of that time."""
 
     grace: float
     quiet: float
     busy: float
+    busy_share: float = 0.25
 
 
 def full_limits(target: Target) -> TimeLimits:
-    """The limits under which a hang is confirmed."""
-    return TimeLimits(min(2.0, target.timeout), target.timeout, target.timeout)
+    """The limits under which a hang is confirmed: torch may plan an op for seconds, which takes a minute on a busy machine."""
+    return TimeLimits(min(2.0, target.timeout), target.timeout, target.timeout, busy_share=1.0)
 
 
 def search_limits(target: Target, *, storage: bool = False, hung: bool = False) -> TimeLimits:
@@ -118,9 +119,9 @@ class Watch:
         self.quiet = 0.0 if self._uses_cpu(ranks.activity()) else self.quiet + step
         return True
 
-    def is_busy_for(self, limit: float) -> bool:
-        """Whether ranks have had ``limit`` seconds without progress, and enough of the CPU in that time."""
-        return self.stuck >= limit or (self.passed >= limit and self.busiest >= limit / 4)
+    def is_busy_for(self, limit: float, share: float) -> bool:
+        """Whether ranks have had ``limit`` seconds without progress, and one of them ``share`` of that time on the CPU."""
+        return self.stuck >= limit or (self.passed >= limit and self.busiest >= limit * share)
 
     def _uses_cpu(self, ranks: Sequence[Activity]) -> bool:
         """Whether a rank has used the CPU since the last update, or runs at the moment."""

@@ -67,9 +67,10 @@ def test_time_counts_less_on_a_busy_machine(idle_machine: Callable[[float], None
     clock.update(0.0, "here", NOBODY)
     clock.update(0.2, "here", NOBODY)
     assert (clock.quiet, clock.stuck, clock.passed) == pytest.approx((0.02, 0.02, 0.2))
-    assert not clock.is_busy_for(0.1)
+    assert not clock.is_busy_for(0.1, 0.5)
     clock.busiest = 0.05
-    assert clock.is_busy_for(0.1)
+    assert clock.is_busy_for(0.1, 0.5)
+    assert not clock.is_busy_for(0.1, 1.0)
 
 
 def test_share_of_this_machine() -> None:
@@ -88,6 +89,7 @@ def test_a_law_that_was_late_before_gets_less_time() -> None:
     target = Target(timeout=10)
     first, again, full = watch.search_limits(target), watch.search_limits(target, hung=True), watch.full_limits(target)
     assert again.quiet < first.quiet < watch.search_limits(target, storage=True).quiet < full.quiet == full.busy == 10
+    assert first.busy_share < full.busy_share == 1
     assert watch.search_limits(Target(timeout=0.2)).quiet == 0.2
 
 
