@@ -251,6 +251,15 @@ def test_masked_is_the_share_of_a_laws_cases(tmp_path: Path) -> None:
     assert not known.too_wide()
 
 
+def test_an_entry_that_names_an_error_is_not_too_wide(tmp_path: Path) -> None:
+    raised = MEAN.replace('kind = "wrong-value"', 'kind = "raised"\nsignature = "no strategy"')
+    for text, wide in ((MEAN.replace("wrong-value", "hang"), 1), (raised, 0)):
+        known = loaded(text, tmp_path)
+        for _ in range(30):
+            known.count_case(MEAN_CASE, {"uneven"})
+        assert len(known.too_wide()) == wide
+
+
 @pytest.mark.parametrize(("cases", "matched", "wide"), [(100, 20, False), (100, 21, True), (10_000, 2_001, True), (19, 19, False)])
 def test_an_entry_is_wide_beyond_a_fifth_of_the_cases_of_a_law(tmp_path: Path, cases: int, matched: int, wide: bool) -> None:
     known = loaded(MEAN, tmp_path)
