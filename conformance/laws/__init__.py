@@ -119,6 +119,7 @@ MODULES = (
     "module.zero",
     "module.ddp",
     "module.joined",
+    "module.averaged",
     "module.fsdp1",
     "module.local_map",
     "module.experimental",

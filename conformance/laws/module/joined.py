@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near, Of
-from shardlaw.conformance.law.fields import Ints, NamedMesh, Rank
+from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.laws.module.arguments import ByRank, FromCase, ModuleCall
 from shardlaw.conformance.laws.module.model_fields import copied_parameters
 from shardlaw.reference.mesh import Mesh
@@ -55,7 +55,9 @@ def read_inputs(case: Case) -> ByRank:
 
     def inputs_of(rank: int) -> list[list[torch.Tensor]]:
         steps = range(counts[mesh.ranks.index(rank)]) if rank in mesh.ranks else ()
-        return [[eighths((2, DIMS[0]), case.seed + 7 * rank + PASSES * step + n) for n in range(PASSES)] for step in steps]
+        return [
+            [eighths((2, DIMS[0]), case.seed + 7 * rank + PASSES * step + n) for n in range(PASSES)] for step in steps
+        ]
 
     return ByRank(inputs_of, [inputs_of(rank) for rank in mesh.ranks])
 

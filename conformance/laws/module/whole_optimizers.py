@@ -96,7 +96,11 @@ def take_steps(
     make, common, further = WHOLE[optimizer]
     optim, steps, rates = make(parameters, **common, **further.get(options, {})), list[Any](), list[float]()
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optim, factor=0.5, patience=0)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(optim, 1.0, total_steps=5, cycle_momentum=False) if then == "cycle" else None
+    cycle = (
+        torch.optim.lr_scheduler.OneCycleLR(optim, 1.0, total_steps=5, cycle_momentum=False)
+        if then == "cycle"
+        else None
+    )
     for row in rows:
         if optimizer == "lbfgs":
             optim.step(lambda row=row: distance(parameters, row))

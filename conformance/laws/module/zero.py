@@ -134,7 +134,7 @@ def train(rows: Sequence[list[torch.Tensor]], make: Callable[..., Any], does: st
 
 @law(
     "module.zero",
-    source="torch.distributed.optim docs, ZeroRedundancyOptimizer: an arbitrary optimizer, its states sharded over ranks",
+    source="torch.distributed.optim docs, ZeroRedundancyOptimizer: an optimizer, its states sharded over ranks",
     control=CASES[0],
     sweep=texts(*CASES),
     sweeps=len(CASES),
