@@ -6,7 +6,6 @@ gradients are divided, and ``throws`` has every rank stop once one has no more i
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal
 
 import torch
@@ -65,7 +64,7 @@ def read_inputs(case: Case) -> ByRank:
 # Plain torch, for acts
 
 
-def joined(parallel: Any, optim: Any, way: str, divisor: str, throws: bool) -> AbstractContextManager[Any]:
+def joined(parallel: Any, optim: Any, way: str, divisor: str, throws: bool) -> Any:
     """The context in which ranks may join."""
     options = {"divide_by_initial_world_size": divisor == "all", "throw_on_early_termination": throws}
     if way == "method":

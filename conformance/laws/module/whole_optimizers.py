@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -94,7 +95,8 @@ def take_steps(
     """The parameters after each step, the rates of learning, and the optimizer's state for each parameter. LBFGS is
     given a loss, of which the gradients are the targets; a schedule by plateaus is told how it goes."""
     make, common, further = WHOLE[optimizer]
-    optim, steps, rates = make(parameters, **common, **further.get(options, {})), list[Any](), list[float]()
+    optim: Any = make(parameters, **common, **further.get(options, {}))
+    steps, rates = list[Any](), list[float]()
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optim, factor=0.5, patience=0)
     cycle = (
         torch.optim.lr_scheduler.OneCycleLR(optim, 1.0, total_steps=5, cycle_momentum=False)
@@ -103,7 +105,7 @@ def take_steps(
     )
     for row in rows:
         if optimizer == "lbfgs":
-            optim.step(lambda row=row: distance(parameters, row))
+            optim.step(partial(distance, parameters, row))
         else:
             set_gradients(parameters, row)
             optim.step()

@@ -155,7 +155,8 @@ def zero(
     that of the other, is loaded in place of what it had, and is left as it was."""
     if mesh.get_coordinate() is None:
         return {}
-    make, common, further = OPTIMIZERS[optimizer]
+    chosen: Any = OPTIMIZERS[optimizer]
+    make, common, further = chosen
     shared = partial(
         ZeroRedundancyOptimizer,
         optimizer_class=make,
