@@ -35,7 +35,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 STEPS = 4
 Action = Literal[
-    "steps", "rates", "groups", "iterators", "adds", "freezes", "skips", "closes", "resumes", "resets", "keeps"
+    "steps", "rates", "groups", "iterators", "adds", "freezes", "skips", "closes", "resumes", "resets", "keeps", "casts"
 ]
 CASES = (
     "mesh=2 does=steps options=momentum",
@@ -55,6 +55,8 @@ CASES = (
     "mesh=2 does=resets options=momentum",
     "mesh=2 does=resets optimizer=adam view=yes",
     "mesh=2 does=keeps options=momentum",
+    "mesh=2 does=casts options=momentum",
+    "mesh=2 does=casts optimizer=adam",
 )
 
 
@@ -79,6 +81,11 @@ def whole_state(optim: Any, group: Any) -> Any:
     states = [optim.state_dict() if dist.get_rank(group) == last else None]
     dist.broadcast_object_list(states, src=dist.get_global_rank(group, last), group=group)
     return states[0]
+
+
+def rounded(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a parameter in float32, apart from tensors without dims, which count steps."""
+    return {key: value.float() if getattr(value, "ndim", 0) else value for key, value in state.items()}
 
 
 def first_groups(parameters: Sequence[nn.Parameter], does: str) -> Any:
@@ -124,10 +131,12 @@ def train(rows: Sequence[list[torch.Tensor]], make: Callable[..., Any], does: st
             optim.add_param_group({"params": parameters[1:], "lr": 0.125})
         if does == "resets":
             optim.load_state_dict({"state": first_state, "param_groups": whole_state(optim, group)["param_groups"]})
-        if does in ("resumes", "keeps"):
+        if does in ("resumes", "keeps", "casts"):
             given = whole_state(optim, group)
+            if does == "casts":
+                given["state"] = {index: rounded(state) for index, state in given["state"].items()}
             optim = make(parameters)
-            optim.load_state_dict(copy.deepcopy(given) if does == "resumes" else given)
+            optim.load_state_dict(given if does == "keeps" else copy.deepcopy(given))
     state = whole_state(optim, group)
     return {"steps": steps, "losses": losses, "state": state, "given": given and given["state"]}
 
@@ -152,7 +161,7 @@ def zero(
 ):
     """An optimizer that is shared out among the ranks steps parameters as one that is not, with rates that change,
     parameters that come in groups, later, or frozen, without a gradient, or with a closure. Its state, put together, is
-    that of the other, is loaded in place of what it had, and is left as it was."""
+    that of the other, is loaded in place of what it had, in the dtype of the parameters, and is left as it was."""
     if mesh.get_coordinate() is None:
         return {}
     chosen: Any = OPTIMIZERS[optimizer]
