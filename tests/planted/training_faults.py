@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Shard, _dispatch, _random
 from torch.distributed.tensor.experimental import _func_map, _register_sharding
 from torch.distributed.tensor.experimental._context_parallel import _attention as _cp
@@ -55,6 +57,14 @@ def foreach_adds_at_half() -> None:
     def fault(true: Any, tensors: Any, others: Any, *args: Any, **options: Any) -> Any:
         sharded = isinstance(tensors[0], DTensor) and isinstance(others, list | tuple)
         return true(tensors, [other * 0.5 for other in others] if sharded else others, *args, **options)
+
+
+@breaks("module.optimizer[whole]")
+def fused_adam_takes_half_the_gradient() -> None:
+    @instead(torch, "_fused_adam_")
+    def fault(true: Any, parameters: Any, gradients: Any, *args: Any, **options: Any) -> Any:
+        sharded = isinstance(parameters[0], DTensor)
+        return true(parameters, [one * 0.5 for one in gradients] if sharded else gradients, *args, **options)
 
 
 @breaks("module.optimizer[others]")
@@ -150,7 +160,28 @@ def loaded_states_are_forgotten() -> None:
         return true(self, self.state_dict() if isinstance(self, FSDPModule) else state, **options)
 
 
-# Replicated, wrapped
+# Replicated, shared out, averaged, wrapped
+
+
+@breaks("module.zero")
+def other_ranks_keep_their_parameters() -> None:
+    @instead(ZeroRedundancyOptimizer, "_sync_params")
+    def fault(true: Any, self: Any) -> None:
+        return None
+
+
+@breaks("module.joined")
+def joined_ranks_keep_their_parameters() -> None:
+    @instead(DistributedDataParallel, "_sync_final_model")
+    def fault(true: Any, self: Any, is_last_joiner: bool) -> None:
+        return None
+
+
+@breaks("module.averaged")
+def gradients_of_a_hook_are_divided_twice() -> None:
+    @instead(default_hooks, "_allreduce_fut")
+    def fault(true: Any, group: Any, tensor: Any) -> Any:
+        return true(group, tensor.div_(2))
 
 
 @breaks("module.replicated")
