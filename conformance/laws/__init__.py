@@ -103,6 +103,7 @@ MODULES = (
     "gradient.autograd",
     "gradient.autograd_functions",
     "gradient.saved_operands",
+    "gradient.transforms",
     "module.models",
     "module.styles",
     "module.prepare_module",
