@@ -112,6 +112,7 @@ MODULES = (
     "module.meta_device",
     "module.fsdp_methods",
     "module.between_steps",
+    "module.altered",
     "module.data_and_tensor_parallel",
     "module.loss_parallel",
     "module.training",
