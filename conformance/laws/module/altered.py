@@ -44,7 +44,7 @@ CASES = tuple(
 class UnitRows(nn.Module):
     """A parametrization: rows of length one."""
 
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+    def forward(self, weight: torch.Tensor) -> Any:
         return weight / weight.norm(dim=1, keepdim=True)
 
 
@@ -139,11 +139,13 @@ def altered(model: Model, mesh: ModelMesh, way: StylePlan, batch: OneBatch, does
     parametrized, or of which a parameter is replaced, goes on as the dense one does."""
     alter_before(model, does)
     parallelize_module(model, mesh, way)
-    return use(model, *batch[0], does)
+    ((x, grad),) = batch
+    return use(model, x, grad, does)
 
 
 @altered.due
 def _(model, mesh: Mesh, batch, does):
     alter_before(model, does)
-    steps = use(model, *batch[0], does)
+    ((x, grad),) = batch
+    steps = use(model, x, grad, does)
     return [[Near(out), {key: claimed(named, mesh) for key, named in step.items()}] for out, step in steps]
