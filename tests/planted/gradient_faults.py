@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, _api, _redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from tests.planted.hook import breaks, instead
 
@@ -100,3 +102,23 @@ def writes_are_not_counted() -> None:
     def fault(true: Any, self: Any, *rest: Any) -> Any:
         with torch.autograd._unsafe_preserve_version_counter(self):
             return true(self, *rest)
+
+
+@breaks("gradient.entered")
+def entrance_is_differentiable_once() -> None:
+    @instead(_api._FromTorchTensor, "backward")
+    def fault(true: Any, ctx: Any, grad: Any) -> Any:
+        return true(ctx, None if grad is None else grad.detach())
+
+
+@breaks("gradient.transforms")
+def pending_sums_are_taken_for_replicas() -> None:
+    """Every result with a pending sum claims to be replicated."""
+
+    @instead(ShardingPropagator, "propagate_op_sharding_non_cached")
+    def fault(true: Any, self: Any, schema: Any) -> Any:
+        found = true(self, schema)
+        spec = found.output_spec
+        if isinstance(spec, DTensorSpec):
+            spec.placements = tuple(Replicate() if p.is_partial() else p for p in spec.placements)
+        return found

@@ -163,3 +163,10 @@ def gradients_of_floats_are_summed() -> None:
     def fault(true: Any, *args: Any, **options: Any) -> Any:
         before, after, *_ = true(*args, **options)
         return before, after, dist.ReduceOp.SUM, dist.ReduceOp.SUM
+
+
+@breaks("module.altered")
+def deep_copies_share_memory() -> None:
+    @instead(DTensor, "clone")
+    def fault(true: Any, self: Any, **options: Any) -> Any:
+        return self.detach()
