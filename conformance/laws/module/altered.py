@@ -107,8 +107,10 @@ def use(model: Any, x: torch.Tensor, grad: torch.Tensor, does: str) -> list[Any]
     """Alter a model after a first step, and train it, its copy too. Returns what the steps gave."""
     steps = train(model, x, grad)
     torch.__future__.set_swap_module_params_on_conversion(does.endswith("-by-swap"))
-    alter(model, does)
-    torch.__future__.set_swap_module_params_on_conversion(False)
+    try:
+        alter(model, does)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
     if does == "copied":
         steps += train(copy.deepcopy(model), x, grad)
     if does == "called":
