@@ -41,7 +41,7 @@ CASES = (
     "mesh=2 x=5x6 to=S(0) use=checkpoint how=turned",
     "mesh=2 x=5x6 to=S(0) use=model how=all",
     "mesh=2x2 x=5x6 to=R,S(0) use=model how=groups",
-    "mesh=3 x=5x6 to=S(0) use=model how=turned",
+    "mesh=2x2 x=5x6 to=R,S(0) use=checkpoint how=all",
 )
 
 
