@@ -15,6 +15,7 @@ from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Global, Near
 from shardlaw.conformance.law.fields import Device, Folder, MeshTable, Placements, Rank, WordField, WorldSize
 from shardlaw.conformance.laws.checkpoint.calls import load, save
+from shardlaw.conformance.laws.checkpoint.fields import Reader, Writer
 from shardlaw.reference import placement as ref
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
@@ -29,17 +30,18 @@ How = Literal["groups", "all", "turned"]
 CASES = (
     "mesh=2 x=5x6 to=S(0) use=none how=turned",
     "mesh=2 x=5x6 to=R use=clone how=turned",
-    "mesh=2 x=5x6 to=S(1) use=product how=turned",
     "mesh=2x2 x=5x6 to=S(0),S(1) use=none how=turned",
-    "mesh=2x2 x=5x6 to=S(0),S(1) use=clone how=turned",
-    "mesh=2x2 x=5x6 to=S(0),S(1) use=sum how=all",
-    "mesh=3 x=7x4 to=S(0) use=product how=all",
-    "mesh=2x2 x=5x6 to=R,S(0) use=none how=groups",
     "mesh=2x2 x=5x6 to=R,S(0) use=clone how=groups",
-    "mesh=2x2 x=5x6 to=R,S(0) use=sum how=groups",
-    "mesh=2@1,2 x=5x6 to=S(0) use=none how=groups",
+    "mesh=2x2 x=5x6 to=S(0),S(1) use=sum how=all",
+    "mesh=2x2 x=5x6 to=R,S(0) use=none how=groups",
     "mesh=2 x=5x6 to=S(0) use=checkpoint how=turned",
     "mesh=2 x=5x6 to=S(0) use=model how=all",
+    # tried from profile ci on: each case takes a world of its own
+    "mesh=2 x=5x6 to=S(1) use=product how=turned",
+    "mesh=2x2 x=5x6 to=S(0),S(1) use=clone how=turned",
+    "mesh=3 x=7x4 to=S(0) use=product how=all",
+    "mesh=2x2 x=5x6 to=R,S(0) use=sum how=groups",
+    "mesh=2@1,2 x=5x6 to=S(0) use=none how=groups",
     "mesh=2x2 x=5x6 to=R,S(0) use=model how=groups",
     "mesh=2x2 x=5x6 to=R,S(0) use=checkpoint how=all",
 )
@@ -57,14 +59,14 @@ def step_model(x, mesh):
     return layer.weight.full_tensor().detach(), out.detach()
 
 
-def use_mesh(x, mesh, to, use, folder):
-    """Place a tensor on a mesh, and return what ``use`` makes of it, whole and cut along the first dim."""
+def use_mesh(x, mesh, to, use, writer, reader):
+    """Place a tensor on a mesh, and return what ``use`` makes of it, whole and cut along a dim."""
     if use == "model":
         whole, cut = step_model(x, mesh)
     elif use == "checkpoint":
         read = distribute_tensor(torch.zeros_like(x), mesh, [Shard(1)] * mesh.ndim)
-        save({"x": distribute_tensor(x.clone(), mesh, to)}, dist.checkpoint.FileSystemWriter(folder))
-        load({"x": read}, dist.checkpoint.FileSystemReader(folder))
+        save({"x": distribute_tensor(x.clone(), mesh, to)}, writer)
+        load({"x": read}, reader)
         whole, cut = read.full_tensor(), read.to_local()
     else:
         y = OPS[use](distribute_tensor(x.clone(), mesh, to))
@@ -79,7 +81,7 @@ def use_mesh(x, mesh, to, use, folder):
     "that create them again; torch.distributed.tensor docs: a DTensor has the semantics of the global tensor",
     control=CASES[0],
     sweep=texts(*CASES),
-    sweeps=len(CASES),
+    sweeps=8,
     features=lambda case: {f"way:{case.get('how')}"},
     own_world=lambda case: True,
     needs=("all_gather", "subgroups"),
@@ -91,6 +93,8 @@ def renewed(
     to: Placements,
     use: Annotated[str, WordField([*OPS, "model", "checkpoint"])],
     how: How,
+    writer: Writer,
+    reader: Reader,
     rank: Rank,
     world: WorldSize,
     folder: Folder,
@@ -100,7 +104,8 @@ def renewed(
     where ranks have changed places."""
     names, members = ("a", "b")[: torch.tensor(mesh).ndim], torch.tensor(mesh).flatten().tolist()
     first = DeviceMesh(device.type, mesh, mesh_dim_names=names)
-    found = [use_mesh(x, first, to, use, f"{folder}/first") if rank in members else None]
+    storage = writer(f"{folder}/first"), reader(f"{folder}/first")
+    found = [use_mesh(x, first, to, use, *storage) if rank in members else None]
     if how == "groups":
         for group in first.get_all_groups() if rank in members else ():
             dist.destroy_process_group(group)
@@ -111,7 +116,8 @@ def renewed(
         rank = world - 1 - rank if how == "turned" else rank
         dist.init_process_group(backend, init_method=f"file://{folder}/again", rank=rank, world_size=world)
     second = DeviceMesh(device.type, mesh, mesh_dim_names=names)
-    found.append(use_mesh(x, second, to, use, f"{folder}/second") if rank in members else None)
+    storage = writer(f"{folder}/second"), reader(f"{folder}/second")
+    found.append(use_mesh(x, second, to, use, *storage) if rank in members else None)
     return {"first": found[0], "second": found[1]}
 
 
