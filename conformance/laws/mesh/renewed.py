@@ -56,7 +56,8 @@ def step_model(x, mesh):
     out = layer(x)
     out.sum().backward()
     torch.optim.SGD(layer.parameters(), lr=0.5).step()
-    return layer.weight.full_tensor().detach(), out.detach()
+    weight: Any = layer.weight
+    return weight.full_tensor().detach(), out.detach()
 
 
 def use_mesh(x, mesh, to, use, writer, reader):
