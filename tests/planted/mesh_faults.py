@@ -52,7 +52,7 @@ def mesh_hash_by_identity() -> None:
     DeviceMesh.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-@breaks("mesh.copies", "mesh.view-copies")
+@breaks("mesh.copies", "mesh.sent", "mesh.view-copies")
 def mesh_pickle_reverses_ranks() -> None:
     @instead(DeviceMesh, "__getstate__")
     def fault(true: Any, self: Any) -> Any:
