@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -193,7 +193,7 @@ SENT = (
 
 @mesh_law(
     "sent",
-    "torch.distributed.device_mesh, DeviceMesh.__setstate__, which finds the groups of a mesh again in another process; "
+    "torch.distributed.device_mesh, DeviceMesh.__setstate__, which finds groups again in another process; "
     "DeviceMesh.get_coordinate: the indices of this rank",
     SENT[0],
     needs=("broadcast",),
@@ -210,7 +210,7 @@ def sent(
 ):
     """A mesh that one rank sends to the others is equal to theirs, and has the place and the groups of the rank that
     received it, which cuts its own shards on it."""
-    objects = [mesh if dist.get_rank() == source else None]
+    objects: list[Any] = [mesh if dist.get_rank() == source else None]
     dist.broadcast_object_list(objects, src=source)
     got = objects[0]
     if asked == "table":
