@@ -67,6 +67,7 @@ MODULES = (
     "mesh.names",
     "mesh.tables",
     "mesh.backends",
+    "mesh.renewed",
     "op.programs",
     "op.local",
     "op.forward",

@@ -96,7 +96,7 @@ def goes_back_from_twice() -> None:
         return true(self * 2, *rest)
 
 
-@breaks("gradient.saved-operand")
+@breaks("gradient.saved-operand", "gradient.shared-memory")
 def writes_are_not_counted() -> None:
     @instead(DTensor, "mul_")
     def fault(true: Any, self: Any, *rest: Any) -> Any:

@@ -52,7 +52,7 @@ def mesh_hash_by_identity() -> None:
     DeviceMesh.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-@breaks("mesh.copies", "mesh.view-copies")
+@breaks("mesh.copies", "mesh.sent", "mesh.view-copies")
 def mesh_pickle_reverses_ranks() -> None:
     @instead(DeviceMesh, "__getstate__")
     def fault(true: Any, self: Any) -> Any:
@@ -179,3 +179,12 @@ def mesh_backends_of_the_next_dim() -> None:
     def fault(true: Any, *args: Any, **options: Any) -> Any:
         found = list(true(*args, **options))
         return found[-1:] + found[:-1] if len(found) > 1 else [(None, None)]
+
+
+@breaks("mesh.renewed")
+def mesh_remembers_the_first_rank() -> None:
+    known: dict[Any, Any] = {}
+
+    @instead(DeviceMesh, "_compute_coordinate_on_dim")
+    def fault(true: Any, self: Any) -> Any:
+        return known.setdefault(tuple(self.mesh.flatten().tolist()), true(self))

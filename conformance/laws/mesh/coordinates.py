@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
-from shardlaw.conformance.law.act import fields
+from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Of, Refused, caught
-from shardlaw.conformance.law.fields import Device, MeshTable, Rank
+from shardlaw.conformance.law.due import Global, Of, Refused, caught
+from shardlaw.conformance.law.fields import Device, MeshTable, NamedMesh, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.literal import nested_ranks
 from shardlaw.conformance.laws.mesh.cases import DOC, every_mesh_law, mesh_law
@@ -28,6 +29,8 @@ from shardlaw.conformance.laws.mesh.description import (
     sorted_ranks,
 )
 from shardlaw.conformance.laws.shared import draws
+from shardlaw.reference import placement as ref
+from shardlaw.reference.layout import Layout
 
 
 @every_mesh_law("coordinates", f"{DOC}.get_coordinate", weight=0.2)
@@ -173,3 +176,62 @@ def copies(mesh: DeviceMesh):
 def _(mesh, rank: Rank):
     due = {"equal": [True, True], **describe_due(mesh, None, rank)}
     return {"pickle": due, "copy": due}
+
+
+SENT = (
+    "mesh=2 asked=table",
+    "mesh=2x2 asked=table source=3",
+    "mesh=2 asked=place",
+    "mesh=2x2 asked=place source=1",
+    "mesh=2 asked=groups",
+    "mesh=2x2 asked=groups",
+    "mesh=3 asked=part source=1",
+    "mesh=2x2 asked=part",
+    "mesh=1x2 asked=part source=1",
+)
+
+
+@mesh_law(
+    "sent",
+    "torch.distributed.device_mesh, DeviceMesh.__setstate__, which finds groups again in another process; "
+    "DeviceMesh.get_coordinate: the indices of this rank",
+    SENT[0],
+    needs=("broadcast",),
+    sweep=texts(*SENT),
+    sweeps=len(SENT),
+    weight=0.1,
+    tier="extended",
+)
+def sent(
+    mesh: NamedMesh,
+    asked: Literal["table", "place", "groups", "part"],
+    device: Device,
+    source: int = 0,
+):
+    """A mesh that one rank sends to the others is equal to theirs, and has the place and the groups of the rank that
+    received it, which cuts its own shards on it."""
+    objects: list[Any] = [mesh if dist.get_rank() == source else None]
+    dist.broadcast_object_list(objects, src=source)
+    got = objects[0]
+    if asked == "table":
+        return {"equal": [got == mesh, hash(got) == hash(mesh)], "table": got.mesh.tolist()}
+    if asked == "place":
+        return {"coordinate": list(got.get_coordinate()), "rank": got.get_rank()}
+    if asked == "groups":
+        return {"groups": caught(lambda: list(map(dist.get_process_group_ranks, got.get_all_groups())))}
+    whole = torch.arange(24.0, device=device).reshape(6, 4)
+    part = distribute_tensor(whole, got, [Shard(dim) for dim in range(got.ndim)], src_data_rank=None)
+    return {"part": part.to_local()}
+
+
+@sent.due
+def _(mesh, asked, rank: Rank):
+    if asked == "table":
+        return {"equal": [True, True], "table": nested_ranks(mesh)}
+    if asked == "place":
+        return {"coordinate": list(mesh.coord(rank)), "rank": rank}
+    if asked == "groups":
+        return {"groups": dim_ranks(mesh, rank)}
+    whole = torch.arange(24.0).reshape(6, 4)
+    layout = Layout((6, 4), mesh, tuple(ref.Shard(dim) for dim in range(mesh.ndim)))
+    return {"part": Global(whole, layout).local(rank)}
