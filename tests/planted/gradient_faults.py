@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, _api, _redistribute
+from torch.distributed.tensor import DTensor, Replicate, _api, _dispatch, _redistribute
 
 from tests.planted.hook import breaks, instead
 
@@ -100,3 +101,14 @@ def writes_are_not_counted() -> None:
     def fault(true: Any, self: Any, *rest: Any) -> Any:
         with torch.autograd._unsafe_preserve_version_counter(self):
             return true(self, *rest)
+
+
+@breaks(
+    "gradient.contexts",
+    case="gradient.contexts mesh=2 x=4x6:S(1):float32:small w=5x6:S(1):float32:small way=forward-in-thread",
+)
+def other_threads_do_not_redistribute() -> None:
+    @instead(_dispatch, "redistribute_local_tensor")
+    def fault(true: Any, local: Any, *args: Any, **options: Any) -> Any:
+        main = threading.current_thread() is threading.main_thread()
+        return true(local, *args, **options) if main else local
