@@ -113,6 +113,7 @@ MODULES = (
     "module.fsdp_methods",
     "module.between_steps",
     "module.counted",
+    "module.contexts",
     "module.data_and_tensor_parallel",
     "module.loss_parallel",
     "module.training",
