@@ -83,7 +83,7 @@ def fail_once(model: Any, x: torch.Tensor) -> None:
 def train(model: Any, does: str) -> dict[str, Any]:
     """Two steps of a model."""
     dtype = next(model.parameters()).dtype
-    x = torch.linspace(-1, 1, 20).reshape(4, 5).to(dtype).requires_grad_()
+    x: Any = torch.linspace(-1, 1, 20).reshape(4, 5).to(dtype).requires_grad_()
     optim, steps = torch.optim.SGD(model.parameters(), lr=0.5), list[Any]()
     add_hooks(model, does)
     if does == "failed":
@@ -102,7 +102,6 @@ def train(model: Any, does: str) -> dict[str, Any]:
         else:
             with counter:
                 loss.backward()
-        assert x.grad is not None
         gradients = {name: None if p.grad is None else p.grad.detach().clone() for name, p in model.named_parameters()}
         steps.append({"forward": out.detach(), "input": x.grad.clone(), "gradients": gradients})
         optim.step()
