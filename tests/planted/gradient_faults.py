@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, _api, _redistribute
+from torch.distributed.tensor import DTensor, Replicate, _api, _dispatch, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -122,3 +123,14 @@ def pending_sums_are_taken_for_replicas() -> None:
         if isinstance(spec, DTensorSpec):
             spec.placements = tuple(Replicate() if p.is_partial() else p for p in spec.placements)
         return found
+
+
+@breaks(
+    "gradient.contexts",
+    case="gradient.contexts mesh=2 x=4x6:S(1):float32:small w=5x6:S(1):float32:small way=forward-in-thread",
+)
+def other_threads_do_not_redistribute() -> None:
+    @instead(_dispatch, "redistribute_local_tensor")
+    def fault(true: Any, local: Any, *args: Any, **options: Any) -> Any:
+        main = threading.current_thread() is threading.main_thread()
+        return true(local, *args, **options) if main else local

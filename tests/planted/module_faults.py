@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.tensor import DTensor, _dispatch, _random
+from torch.distributed.tensor.debug import _comm_mode
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -138,6 +139,13 @@ def offsets_round_down() -> None:
     def fault(true: Any, self: Any, spec: Any) -> Any:
         start, end = true(self, spec)
         return start // 64 * 64, end
+
+
+@breaks("module.counted")
+def backward_of_modules_is_not_heard() -> None:
+    @instead(_comm_mode._CommModeModuleTracker, "_bw_hook")
+    def fault(true: Any, self: Any, module: Any, output: Any) -> None:
+        return None
 
 
 # Fully sharded

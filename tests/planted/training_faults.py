@@ -9,7 +9,7 @@ import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy
-from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Shard, _dispatch, _random
 from torch.distributed.tensor.experimental import _func_map, _register_sharding
@@ -151,6 +151,19 @@ def hooks_are_forgotten() -> None:
     @instead(FSDPModule, "set_all_reduce_hook")
     def fault(true: Any, self: Any, hook: Any, **options: Any) -> None:
         return None
+
+
+@breaks("module.contexts")
+def hooks_after_accumulation_are_forgotten() -> None:
+    @instead(_fsdp_param_group, "foreach_reduce")
+    def fault(true: Any, fsdp_params: Any, *args: Any, **options: Any) -> Any:
+        hooks = [fsdp_param.sharded_param._post_accumulate_grad_hooks for fsdp_param in fsdp_params]
+        for fsdp_param in fsdp_params:
+            fsdp_param.sharded_param._post_accumulate_grad_hooks = None
+        reduced = true(fsdp_params, *args, **options)
+        for fsdp_param, of_parameter in zip(fsdp_params, hooks, strict=True):
+            fsdp_param.sharded_param._post_accumulate_grad_hooks = of_parameter
+        return reduced
 
 
 @breaks("module.meanwhile")
