@@ -62,7 +62,8 @@ AGREES = {
     "dtensor": """
     if isinstance(got, DTensor):
         if isinstance(want, dict):
-            whole = agrees(want.get("full"), got.full_tensor().detach())
+            full = want.get("full")
+            whole = agrees(full, got.full_tensor().detach()) and full.shape == got.shape
             return whole and want.get("placements", [*got.placements]) == [*got.placements]
         return isinstance(want, tuple) and agrees(want, ([*got.placements], tuple(got.shape), got.to_local().detach()))""",
     "tensor": """
