@@ -192,6 +192,16 @@ def local_group_of_one() -> None:
         return true(members, *args, use_local_synchronization=use_local_synchronization, **options)
 
 
+@breaks("collective.subgroups")
+def subgroups_dealt_like_cards() -> None:
+    """Subgroups of a size take every so many-th rank, and not ranks that follow one another."""
+
+    @instead(c10d, "new_subgroups_by_enumeration")
+    def fault(true: Any, lists: Any, *args: Any, **options: Any) -> Any:
+        ranks = [rank for each in lists for rank in each]
+        return true([ranks[at :: len(lists)] for at in range(len(lists))], *args, **options)
+
+
 @breaks("collective.send-recv")
 def messages_overtake() -> None:
     @instead(dist, "batch_isend_irecv")
