@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch.distributed import distributed_c10d as c10d
 from torch.distributed.nn import functional
 
 from tests.planted.hook import breaks, instead
