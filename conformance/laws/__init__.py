@@ -153,6 +153,7 @@ MODULES = (
     "collective.unfinished",
     "collective.autograd",
     "collective.groups",
+    "collective.subgroups",
     "collective.messages",
     "collective.payloads",
     "collective.refusals",

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch.distributed import distributed_c10d as c10d
 from torch.distributed.nn import functional
 
 from tests.planted.hook import breaks, instead
@@ -190,6 +191,16 @@ def local_group_of_one() -> None:
     def fault(true: Any, ranks: Any = None, *args: Any, use_local_synchronization: bool = False, **options: Any) -> Any:
         members = [dist.get_rank()] if use_local_synchronization else ranks
         return true(members, *args, use_local_synchronization=use_local_synchronization, **options)
+
+
+@breaks("collective.subgroups")
+def subgroups_dealt_like_cards() -> None:
+    """Subgroups of a size take every so many-th rank, and not ranks that follow one another."""
+
+    @instead(c10d, "new_subgroups_by_enumeration")
+    def fault(true: Any, lists: Any, *args: Any, **options: Any) -> Any:
+        ranks = [rank for each in lists for rank in each]
+        return true([ranks[at :: len(lists)] for at in range(len(lists))], *args, **options)
 
 
 @breaks("collective.send-recv")

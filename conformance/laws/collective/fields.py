@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 NO_RANK_ORDER = "this version of torch keeps no order of ranks"
+NO_SPLIT = "this version of torch splits no group without a device that is bound to it"
 ROOT_OPTIONS = {"reduce": "dst", "broadcast": "src", "gather": "dst", "scatter": "src"}
 # the collective that a law calls, by the form in which tensors stand for lists
 CALLS_BY_FORM = {
@@ -42,6 +43,11 @@ MESH_FIELDS = {"a": "mesh", "b": "mesh.b", "c": "mesh.c"}
 def supports_rank_order() -> bool:
     """Whether ``new_group`` of the installed torch can keep the order of its list of ranks."""
     return "sort_ranks" in signature(dist.new_group).parameters
+
+
+def supports_split() -> bool:
+    """Whether the installed torch splits groups that have no device of their own, as those of gloo."""
+    return compat.torch_release() >= (2, 15)
 
 
 def group_ranks(case: Case, mesh: str = "mesh") -> tuple[int, ...]:

@@ -21,11 +21,13 @@ from shardlaw.conformance.laws.collective import draws
 from shardlaw.conformance.laws.collective.calls import LATE_SECONDS, STALE, prepare, start
 from shardlaw.conformance.laws.collective.fields import (
     NO_RANK_ORDER,
+    NO_SPLIT,
     Call,
     Group,
     RankDataField,
     group_ranks,
     supports_rank_order,
+    supports_split,
 )
 from shardlaw.conformance.laws.collective.specs import CollectiveSpec
 from shardlaw.reference import collective
@@ -220,6 +222,8 @@ PAIRS = (
     ("2@0,1", "2@1,2", "all-local"),
     ("2@0,1", "2@1,2", "local-all"),
     ("2@0,1", "2@1,2", "local-mesh"),
+    ("2@0,1", "2@2,3", "split-split"),
+    ("2@0,1", "2@1,2", "split-all"),
 )
 
 
@@ -243,15 +247,19 @@ def features_of_pair(case: Case) -> set[str]:
 def local_groups(
     mesh: MeshTable,
     mesh__b: MeshTable,
-    way: Literal["local-local", "all-local", "local-all", "local-mesh"],
+    way: Literal["local-local", "all-local", "local-all", "local-mesh", "split-split", "split-all"],
     device: Device,
 ):
-    """Members alone create a group with ``use_local_synchronization``, before or after another that its members, all
-    ranks, or a mesh create, in one order everywhere; each group communicates among its members."""
+    """Members alone create a group with ``use_local_synchronization``, or split one, before or after another that its
+    members, all ranks, or a mesh create, in one order everywhere; each group communicates among its members."""
     rank, found, group = dist.get_rank(), list[Any](), None
-    for ranks, how in zip((mesh, mesh__b), way.split("-"), strict=True):
+    turns = [*zip((mesh, mesh__b), way.split("-"), strict=True)]
+    parents = [dist.new_group(ranks) if how == "split" else None for ranks, how in turns]
+    for (ranks, how), parent in zip(turns, parents, strict=True):
         if how == "all":
             group = dist.new_group(ranks)
+        elif how == "split" and rank in ranks:
+            group = dist.split_group(parent, [[*range(len(ranks))]])
         elif how == "mesh":
             own = DeviceMesh(device.type, ranks)
             group = own.get_group() if rank in ranks else None
@@ -265,5 +273,7 @@ def local_groups(
 
 
 @local_groups.due
-def _(mesh, mesh__b, rank: Rank):
+def _(mesh, mesh__b, way, rank: Rank):
+    if "split" in way and not supports_split():
+        raise Meaningless(NO_SPLIT)
     return {"members": [list(table.ranks) for table in (mesh, mesh__b) if rank in table.ranks]}

@@ -39,6 +39,8 @@ FAILING = (
     "mesh=2 x=5:S(0) a=4:R",
     "mesh=3 x=7:S(0)",
     "mesh=2x2 x=4x3:S(0),S(1) a=5:-",
+    "mesh=1 x=5:S(0) failed=before",
+    "mesh=3 x=7:S(0) a=4:- failed=before",
 )
 THREADS = (
     "mesh=2 x=5x2:S(0) a=4x3:S(1) at=commit_tensor",
@@ -130,9 +132,12 @@ def _(state):
     texts=FAILING,
     features=lambda case: {"async-save", "must-refuse"},
 )
-def staging_fails(state: Saved, writer: Writer, folder: Folder):
-    """An error in staging completes the futures of the staging and of the upload with that error."""
+def staging_fails(state: Saved, writer: Writer, folder: Folder, failed: Literal["before", "after"] = "after"):
+    """An error in staging, before or after async_save returns, completes the futures of the staging and of the upload
+    with that error."""
     staged: Future[Any] = Future()
+    if failed == "before":
+        staged.set_exception(RuntimeError("planted in stage"))
 
     class FailingStager(AsyncStager):
         def stage(self, state_dict):
@@ -145,7 +150,8 @@ def staging_fails(state: Saved, writer: Writer, folder: Folder):
             pass
 
     pending: Any = dcp.async_save(state, storage_writer=writer(folder), async_stager=FailingStager())
-    staged.set_exception(RuntimeError("planted in stage"))
+    if failed == "after":
+        staged.set_exception(RuntimeError("planted in stage"))
     return {
         "staging": caught(lambda: pending.staging_completion.result()),
         "upload": caught(lambda: pending.upload_completion.result()),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 from multiprocessing import resource_sharer
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Of, Refused, caught
-from shardlaw.conformance.law.fields import Folder
+from shardlaw.conformance.law.fields import Folder, Rank
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, wait_for_save
 from shardlaw.conformance.laws.checkpoint.fields import Newer, Saved, Writer, WriterField
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
@@ -25,6 +26,7 @@ PROCESS = (
     "mesh=2 mesh.load=1 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,l:[1,2]},n:1} to.x=R",
     'mesh=1 mesh.load=2 x=4x3:R:bfloat16 a=3:-:bool state={x:x,a:a,s:"ab"} to.x=S(1) threads=2',
     "mesh=3 x=7:S(0) a=5:R:float64 files=item",
+    "mesh=2 x=5:S(0) group=own",
 )
 
 
@@ -56,10 +58,12 @@ def process(
     newer: Newer,
     writer: Writer,
     careful: Annotated[Any, WriterField(lambda case: {"overwrite": False})],
+    rank: Rank,
     folder: Folder,
+    group: Literal["own"] | None = None,
 ):
     """A save in another process stores the values at the call; the future raises an error of that process, which then
-    serves further saves."""
+    serves further saves, also of a rank in a group of its own."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
     in_process: dict[str, Any] = {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
     try:
@@ -69,14 +73,30 @@ def process(
         over = dcp.async_save(newer, storage_writer=careful(f"{folder}/first"), **in_process)
         refused = caught(lambda: wait_for_save(over))
         wait_for_save(dcp.async_save(newer, storage_writer=writer(f"{folder}/second"), **in_process))
+        if group:
+            groups = [dist.new_group([each]) for each in range(dist.get_world_size())]
+            to = writer(f"{folder}/of-{rank}")
+            own = dcp.async_save({"rank": rank}, storage_writer=to, process_group=groups[rank], **in_process)
+            wait_for_save(own)
     finally:
         count = end_children()
-    return {"metadata given": isinstance(metadata, Metadata), "save over another": refused, "processes": count}
+    written = os.path.exists(f"{folder}/of-{rank}/.metadata") if group else None
+    return {
+        "metadata given": isinstance(metadata, Metadata),
+        "save over another": refused,
+        "processes": count if group is None else None,
+        "own metadata": written,
+    }
 
 
 @process.due
-def _():
-    return {"metadata given": Of(True), "save over another": Refused((CheckpointFailed,)), "processes": 1}
+def _(group):
+    return {
+        "metadata given": Of(True),
+        "save over another": Refused((CheckpointFailed,)),
+        "processes": None if group else 1,
+        "own metadata": Of(True) if group else None,
+    }
 
 
 add_both_loads(process)
