@@ -250,9 +250,40 @@ UNLIKE_DIMS = """
 2 | a=2x4x4:R | x=aten.max_pool2d_with_indices.default(a,2);y=redistribute(getitem(x,1),'S(0)');nn.functional.max_unpool2d(getitem(x,0),y,2)
 """
 
+# rows that a lookup gave, whose mask is pending while they are moved, selected, added up, multiplied
+LOOKED_UP = """
+2 | w=5x4:S(0) i=3x3:R:int64:index5 | x=nn.functional.embedding(i,w);transpose(x,0,1) x=nn.functional.embedding(i,w);permute(x,(2,1,0))
+2 | w=5x4:S(0) i=4x3:R:int64:index5 | x=nn.functional.embedding(i,w);select(x,1,-1) x=nn.functional.embedding(i,w);narrow(x,0,1,2)
+2 | w=5x4:S(0) i=4x3:R:int64:index5 | x=nn.functional.embedding(i,w);sum(x,1) x=nn.functional.embedding(i,w);mean(x,1)
+2 | w=5x4:S(0) i=4x4:R:int64:index5 | x=nn.functional.embedding(i,w);sum(x,0) x=nn.functional.embedding(i,w);getitem(x,(slice(None),0))
+2 | w=7x4:S(0) i=4:R:int64:index7 | x=nn.functional.embedding(i,w);t(x) x=nn.functional.embedding(i,w);cat([x,x],1)
+2 | w=7x4:S(0) i=4:R:int64:index7 | x=nn.functional.embedding(i,w);flip(x,(0,))
+2 | w=7x4:S(0) i=4:R:int64:index7 | x=nn.functional.embedding(i,w);unsqueeze(x,0) x=nn.functional.embedding(i,w);unsqueeze(x,-1)
+3 | w=7x4:S(0) i=4:R:int64:index7 | x=nn.functional.embedding(i,w);mul(x,-2) x=nn.functional.embedding(i,w);view(x,(4,2,2))
+2 | w=5x4:S(0) i=2x3:R:int64:index5 v=3x4:R | x=nn.functional.embedding(i,w);nn.functional.linear(x,v)
+2 | w=5x4:S(0) i=2x3:R:int64:index5 v=3x4:R | x=nn.functional.embedding(i,w);mul(x,v)
+2 | a=5x6:S(1) i=5x1:R:int64:index6 | x=gather(a,1,i);squeeze(x,1) x=gather(a,1,i);mean(x) x=gather(a,1,i);mul(x,2)
+"""
+
+# ops without a rule of their own that take dims apart and put them together, on shards that are uneven or too small for it
+REARRANGED = """
+2 | a=2x4x5x3:S(2) | nn.functional.pixel_shuffle(a,2)
+2 | a=2x8x4x3:S(3) | nn.functional.pixel_shuffle(a,2) nn.functional.channel_shuffle(a,2)
+2 | a=3x8x4x4:S(1) | nn.functional.pixel_shuffle(a,2) nn.functional.channel_shuffle(a,4)
+2 | a=2x4x2x3:S(1) | nn.functional.pixel_shuffle(a,2)
+2 | a=3x2x6x4:S(2) | nn.functional.pixel_unshuffle(a,2)
+3 | a=2x1x8x4:S(2) | nn.functional.pixel_unshuffle(a,2)
+2x2 | a=3x8x4x4:S(0),S(2) | nn.functional.pixel_shuffle(a,2) nn.functional.pixel_unshuffle(a,2)
+"""
+
+# complex numbers beside tensors
+COMPLEX = """
+2 | a=4x3:S(0):complex64:small | mul(a,1j) sub(a,2j) div(a,1j) eq(a,1j) ne(a,1j) pow(a,2j) full_like(a,1j) a.fill_(1j)
+"""
+
 FORWARD = (
     RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OUTSIDE + OWN_RULES + KEPT + NAMED + SLICED + SOLID + EXTREMES
-    + BETWEEN + REGROUPED + SIZES + LOOSE + SQUEEZED + UNDER_OPTIONS + UNLIKE_DIMS
+    + BETWEEN + REGROUPED + SIZES + LOOSE + SQUEEZED + UNDER_OPTIONS + UNLIKE_DIMS + LOOKED_UP + REARRANGED + COMPLEX
 )  # fmt: skip
 
 # views and other ops, for torch's modes
@@ -307,6 +338,11 @@ BACKWARD = """
 2 | w=4x3:R i=2x4:S(1):int64:index4 | nn.functional.embedding(i,w,scale_grad_by_freq=True,padding_idx=1) | w | S(1)
 2 | w=4x3:S(0) i=6:R:int64:index4 | nn.functional.embedding(i,w,scale_grad_by_freq=True) | w | R
 2 | a=3x4x4:S(1) | nn.functional.adaptive_avg_pool2d(a,(2,2)) nn.functional.max_pool2d(a,2) | a | S(1)
+2 | w=5x4:S(0) i=3:R:int64:index5 v=2x4:R:float32:small | x=nn.functional.embedding(i,w);nn.functional.linear(x,v) | w,v | R
+2 | w=5x4:S(0) i=3:R:int64:index5 v=2x4:R:float32:small | x=nn.functional.embedding(i,w);nn.functional.linear(x,v) | w | R
+2 | w=5x4:S(0) i=3x3:R:int64:index5 | x=nn.functional.embedding(i,w);y=redistribute(x,'R');transpose(y,0,1) | w | R
+2 | a=2x8x4x4:S(2) | nn.functional.pixel_shuffle(a,2) nn.functional.pixel_unshuffle(a,2) nn.functional.channel_shuffle(a,2) | a |
+2 | a=4x3:S(0):float32:positive b=4x3:S(0):float32:small | polar(a,b) complex(a,b) | a,b | R
 """
 
 
