@@ -90,7 +90,6 @@ SAFETENSORS = (
     "mesh=2 x=4x6:S(1) held=wrapper cut=1@0,2@0,1@1,2@1 hf=shards",
     "mesh=2 x=4x3:S(0) a=4x2:S(0) held=sharded cut=1@0,3@1 to.x=S(1) hf=consolidated",
     "mesh=2 x=6x3:S(0) held=sharded cut=1@0,2@1,3@0 hf=consolidated",
-    "mesh=2 x=5x2:S(0):complex64 hf=consolidated",
     "mesh=2 mesh.load=3 x=3:S(0):bfloat16 a=5x2:S(0) b=3x5:S(1):float64 to.x=R to.a=S(1) to.b=S(0) hf=consolidated",
 )
 OVERWRITTEN = (
