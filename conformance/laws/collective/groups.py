@@ -222,8 +222,7 @@ PAIRS = (
     ("2@0,1", "2@1,2", "all-local"),
     ("2@0,1", "2@1,2", "local-all"),
     ("2@0,1", "2@1,2", "local-mesh"),
-    ("2@0,1", "2@2,3", "split-split"),
-    ("2@0,1", "2@1,2", "split-all"),
+    *((("2@0,1", "2@2,3", "split-split"), ("2@0,1", "2@1,2", "split-all")) if supports_split() else ()),
 )
 
 

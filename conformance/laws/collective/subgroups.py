@@ -19,13 +19,16 @@ from shardlaw.reference.mesh import Mesh
 
 Way = Literal["size", "lists", "split", "split-of-group", "split-of-split"]
 # each row of a table is a group
-CASES = (
+MADE = (
     *("mesh=2x1 way=size", "mesh=2x2 way=size"),
     *("mesh=2x2@0,2,1,3 way=lists", "mesh=1x2@2,0 way=lists", "mesh=2x1@2,1 way=lists"),
+)
+SPLIT = (
     *("mesh=2x2@0,3,2,1 way=split", "mesh=1x2@2,0 way=split", "mesh=2x1 way=split"),
     *("mesh=2x2@3,0,1,2 way=split-of-split", "mesh=1x2@1,0 way=split-of-split"),
     *("mesh=2x1@0,2 way=split-of-group", "mesh=1x2@3,1 way=split-of-group"),
 )
+CASES = MADE + (SPLIT if supports_split() else ())
 
 
 def make_group(table: Any, way: Way) -> Any:
