@@ -202,7 +202,7 @@ def _entry_lines(draft: Draft, versions: str, report: RunReport, folder: Path) -
     shown = f"shown by {folder / first.reproducer}" if first.reproducer else first.note or "no reproducer"
     comments = [first.message, first.text + (f" (after {after} other cases)" if after else ""), shown]
     comments += [f"and {other.id} {other.text}" for other in others]
-    if draft.share > MAX_HOLDING_SHARE and not draft.signature:
+    if draft.share > MAX_HOLDING_SHARE:
         comments.append(f"matches cases that hold, {draft.share:.0%} of those of its law: refused unless it says wide = true")
     features, words = [name for name in draft.features if "=" not in name], [name for name in draft.features if "=" in name]
     keys: dict[str, str | list[str] | dict[str, str]] = {"law": draft.law, "kind": draft.kind}

@@ -158,7 +158,6 @@ def _expectation_line(entry: Entry, torch_version: str) -> ExpectationLine:
         masked=0.0,
         stale=False,
         features=entry.requirements,
-        signature=entry.signature,
         reason=entry.reason,
         finding=entry.finding,
         where=entry.where,

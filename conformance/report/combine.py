@@ -38,7 +38,6 @@ def _sum_entry(lines: Sequence[ExpectationLine]) -> Entry:
         kind=first.kind,
         reason=first.reason,
         features=frozenset(first.features),
-        signature=first.signature,
         finding=first.finding,
         wide=first.wide,
         rare=first.rare,

@@ -141,7 +141,6 @@ class ExpectationLine(msgspec.Struct, kw_only=True):
     masked: float
     stale: bool
     features: list[str] = []
-    signature: str = ""
     reason: str = ""
     finding: str = ""
     where: str = ""

@@ -20,7 +20,7 @@ A cause with its entries::
     target = "nccl"                    # if it holds for some targets only: a name or a pattern
     finding = "f3a9c1e0"
     case = "op.forward[nn.functional.mse_loss] mesh=2 a=5x3:S(0) ..."    # the smallest known: shardlaw repro '...'
-    wide = true                        # without a signature: more than 20 % of a law's cases may match and hold
+    wide = true                        # more than 20 % of a law's cases may match and hold
     rare = true                        # few of the matching cases deviate: the entry is not stale if none does in a run
 
 A finding without a known cause is an ``[[expect]]`` table with the same keys and a ``reason``. ``shardlaw expect update`` writes

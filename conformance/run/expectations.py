@@ -3,10 +3,10 @@
 They are read from layers of files (:mod:`shardlaw.conformance.run.expectation_file`): the shipped ones, those of other packages with laws,
 the target's, the user's. If several entries match, the one of the last layer counts.
 
-For every entry a run counts its hits, and the cases of each law that it covers whatever their verdict. An entry without a signature is
-*too wide* if more than 20 % of a law's cases are covered and hold: it would hide new faults. (One with a signature hides that error alone.)
-The run warns of it, and ends with 1 under ``--strict``, unless the entry says ``wide = true``. This is not decided for the cases of
-``smoke.txt``, which are no fair sample, nor for entries with ``at``, since only deviations are traced.
+For every entry a run counts its hits, and the cases of each law that it covers whatever their verdict. An entry is *too wide* if more than
+20 % of a law's cases are covered and hold: it would hide new faults. The run warns of it, and ends with 1 under ``--strict``, unless the
+entry says ``wide = true``. This is not decided for the cases of ``smoke.txt``, which are no fair sample, nor for entries with ``at``, since
+only deviations are traced.
 
 A run tries the case of every entry (in a smoke run of all laws: of one entry for each cause) before it draws any. An entry is *stale* if
 its case holds and no other case matched it. Of the drawn cases that entries cover, three in four are skipped
@@ -143,7 +143,7 @@ class Expectations:
                 if self._judged[law_id] >= MIN_CASES and law_id not in self.chosen
             }
             law_id = max(shares, key=shares.__getitem__, default="")
-            if law_id and not (entry.wide or entry.signature) and shares[law_id] > MAX_HOLDING_SHARE:
+            if law_id and not entry.wide and shares[law_id] > MAX_HOLDING_SHARE:
                 found.append(TooWideEntry(entry, law_id, shares[law_id]))
         return found
 

@@ -47,11 +47,12 @@ def test_the_cases_of_expectations_do_what_they_say(part: int, pool: Pool) -> No
 
 
 def shows(entry: Entry, verdict: Verdict) -> bool:
-    """Whether a verdict is what an entry says. Memory that is overrun kills a process or does not: then one of the same cause tells."""
+    """Whether a verdict is what an entry says. Memory that is overrun kills a process or does not: then one of the same cause tells,
+    and for a process that was killed one that says so of this very case."""
     law = find(verdict.case.law)
     if verdict.status == "deviates" and entry.kind != verdict.kind and "crash" in (entry.kind, verdict.kind):
         found = KNOWN.match_verdict(law, verdict)
-        return found is not None and found.cause == entry.cause
+        return found is not None and found.cause == entry.cause and (entry.kind == "crash" or found.case == entry.case)
     features = features_of(verdict.case, law) | set(verdict.features)
     return entry.matches(verdict.case, verdict.word, features, verdict.error)
 

@@ -25,6 +25,7 @@ from shardlaw.conformance.laws.module.training import (
     copied,
     dense_copies,
     draw_tensors,
+    due_gradients,
     features_training,
     meshes,
     optimizer_state,
@@ -167,12 +168,9 @@ def _(parameters: list[Global], gradients, optimizer: str, options, then):
             return Claimed(value, parameter.mesh, exact=False, rounding=rounding)
         return value and Near(value)
 
-    def each(values: Sequence[Any]) -> list[Any]:
-        return [due(value, parameter) for value, parameter in zip(values, parameters, strict=True)]
-
     states = zip(want["state"], parameters, strict=True)
     return {
-        "steps": [each(row) for row in want["steps"]],
+        "steps": [due_gradients(row, parameters, rounding) for row in want["steps"]],
         "rates": [Near(rate) for rate in want["rates"]],
         "state": [{key: due(value, parameter) for key, value in state.items()} for state, parameter in states],
     }
