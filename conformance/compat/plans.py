@@ -99,7 +99,7 @@ def cache_within_plans() -> tuple[Callable[[], None], Callable[[], None]]:
         for cache in (numbers, by_id, specs, results, references):
             cache.clear()
 
-    originals = [(module, name, getattr(module, name)) for name in _CACHED_FUNCTIONS for module in _modules_with(name)]
+    originals = [(module, name, vars(module)[name]) for module in dtensor_modules() for name in _CACHED_FUNCTIONS if _has(module, name)]
     replacements = {function: cached(function) for *_, function in originals}
 
     def undo() -> None:
@@ -114,10 +114,14 @@ def cache_within_plans() -> tuple[Callable[[], None], Callable[[], None]]:
     return clear, undo
 
 
-def _modules_with(name: str) -> list[Any]:
-    """The modules of DTensor that have a function of this name."""
-    modules = [module for path, module in sys.modules.items() if path.startswith("torch.distributed.tensor.")]
-    return [module for module in modules if isinstance(vars(module).get(name), types.FunctionType)]
+@functools.cache
+def dtensor_modules() -> list[types.ModuleType]:
+    """The modules of DTensor. The server asks first: it takes each forked rank long to go through all modules of the process."""
+    return [module for path, module in sys.modules.items() if path.startswith("torch.distributed.tensor.")]
+
+
+def _has(module: types.ModuleType, name: str) -> bool:
+    return isinstance(vars(module).get(name), types.FunctionType)
 
 
 def _override_method(method: str, what: str, function: Callable[[Callable[[Any], Any], Any], Any]) -> Callable[[], None]:

@@ -255,8 +255,8 @@ class Run(RunState):
         self._write_seconds = self._last_write - began
 
     def _write_if_due(self) -> None:
-        """Write at most once a second, and spend at most a twentieth of the time on it."""
-        if time.monotonic() - self._last_write > max(1.0, 20 * self._write_seconds):
+        """Write at most once a second, and spend at most a fiftieth of the time on it."""
+        if time.monotonic() - self._last_write > max(1.0, 50 * self._write_seconds):
             self.write()
 
     def close(self) -> None:

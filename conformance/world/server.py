@@ -183,12 +183,14 @@ def preload() -> str:
 
         torch.set_num_threads(1)
         from shardlaw.conformance import compat, laws
+        from shardlaw.conformance.compat import plans
         from shardlaw.conformance.world import worker  # noqa: F401
 
         laws.catalogue()
         for late in compat.LAZY_MODULES:
             with suppress(ImportError):
                 importlib.import_module(late)
+        plans.dtensor_modules()
     except BaseException as error:
         text = " ".join(str(error).split())[:500]
         return f"{type(error).__name__}: {text}"
