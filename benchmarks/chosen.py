@@ -47,7 +47,7 @@ from shardlaw.strategies.op_programs import family_histories
 
 HERE = Path(__file__).parent
 TRIED_WHOLE = {"crash", "engine", "op.local", "plan", "random", "sharded_tensor"}  # chapters and laws that cost little
-TOLD_APART = {"collective", "layout", "mesh", "optimizer", "roundtrip"}  # where a word, such as that of the call that fails, is what a case asks
+TOLD_APART = {"collective", "layout", "mesh", "optimizer", "roundtrip"}  # where a word, such as the call that fails, is what a case asks
 SAID_WORTH = 16.0  # of a call under placements, or of a block of torch, where that of a block under a feature is 1
 LEAST_WORTH = 2200.0  # a CPU-second
 DRAWN_ANEW = 3  # for so many of the drawn cases that were chosen one is drawn by each run
