@@ -116,6 +116,7 @@ MODULES = (
     "module.fsdp_methods",
     "module.between_steps",
     "module.altered",
+    "module.layers",
     "module.counted",
     "module.contexts",
     "module.data_and_tensor_parallel",

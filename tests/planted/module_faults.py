@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
-from torch.distributed.tensor import DTensor, _dispatch, _random
+from torch.distributed.tensor import DTensor, _api, _dispatch, _random
 from torch.distributed.tensor.debug import _comm_mode
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -165,12 +165,11 @@ def gradients_are_summed_not_averaged() -> None:
         return None
 
 
-@breaks("module.grad-dtype")
-def gradients_of_floats_are_summed() -> None:
+@breaks("module.grad-dtype", "module.layers-fully")
+def gradients_are_summed() -> None:
     @instead(_fsdp_collectives, "_get_gradient_divide_factors")
     def fault(true: Any, *args: Any, **options: Any) -> Any:
-        before, after, *_ = true(*args, **options)
-        return before, after, dist.ReduceOp.SUM, dist.ReduceOp.SUM
+        return None, None, dist.ReduceOp.SUM, dist.ReduceOp.SUM
 
 
 @breaks("module.altered")
@@ -178,3 +177,10 @@ def deep_copies_share_memory() -> None:
     @instead(DTensor, "clone")
     def fault(true: Any, self: Any, **options: Any) -> Any:
         return self.detach()
+
+
+@breaks("module.layers")
+def buffers_of_all_ranks_are_added_up() -> None:
+    @instead(_api, "distribute_tensor")
+    def fault(true: Any, tensor: torch.Tensor, mesh: Any, *args: Any, **options: Any) -> Any:
+        return true(tensor * mesh.size(), mesh, *args, **options)
