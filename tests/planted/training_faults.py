@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPr
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Shard, _dispatch, _random
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.experimental import _func_map, _register_sharding
 from torch.distributed.tensor.experimental._context_parallel import _attention as _cp
 from torch.distributed.tensor.parallel import input_reshard, loss
@@ -276,6 +277,14 @@ def contributions_pass_for_shares() -> None:
     @instead(_register_sharding, "expand_to_full_mesh_op_strategy")
     def fault(true: Any, mesh: Any, schema: Any, rules: Any, **options: Any) -> Any:
         return true(mesh, schema, [*rules, [Shard(0), Shard(1), Partial()]], **options)
+
+
+@breaks("module.registered-anew")
+def first_rule_stays() -> None:
+    @instead(ShardingPropagator, "register_op_strategy")
+    def fault(true: Any, self: Any, op: Any, strategy: Any, schema_info: Any = None) -> None:
+        if op not in self.op_strategy_funcs:
+            true(self, op, strategy, schema_info)
 
 
 # Sequences that are cut up for a while
