@@ -30,7 +30,7 @@ class First(nn.Module):
         super().__init__()
         self.layer, self.packed, self.heads = layer, packed, heads
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: Any) -> Any:
         if self.packed:
             x = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([2, 4]), batch_first=True, enforce_sorted=False)
         out = self.layer(x, x, x)[0] if self.heads else self.layer(x)[0]
@@ -182,7 +182,8 @@ def placed(x: DTensor, mesh: DeviceMesh, weights: Placements, layer: Annotated[s
 
 @placed.due
 def _(x: Global, mesh: Mesh, layer: str):
-    net, full = set_up(PLACED[layer]()), x.full.clone().requires_grad_()
+    net = set_up(PLACED[layer]())
+    full: Any = x.full.clone().requires_grad_()
     outs = run_twice(net, full)
     return {
         "outputs": [Claimed(out, mesh, exact=False) for out in outs],
