@@ -67,11 +67,11 @@ PLACED: dict[str, Callable[[], Any]] = {
     "gru-cell": lambda: nn.GRUCell(4, 5),
     "attention": lambda: First(nn.MultiheadAttention(4, 2, batch_first=True), heads=True),
     "cosine-loss": Cosine,
-    "similarity": lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmin(1)),
+    "softmin": lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmin(1)),
     "pooled": lambda: nn.AdaptiveAvgPool1d(2),
     "padded": lambda: nn.CircularPad1d(1),
     "shuffled": lambda: nn.ChannelShuffle(2),
-    "linked": lambda: nn.GLU(-1),
+    "gated": lambda: nn.GLU(-1),
 }
 FULLY: dict[str, Callable[[], Any]] = {
     "lstm": lambda: First(nn.LSTM(4, 5, 2, batch_first=True, bidirectional=True, proj_size=3)),
@@ -103,34 +103,12 @@ def partition(module: Any, weights: Any, mesh: Any) -> None:
         module.register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, at)))
 
 
-def run_twice(layer: Any, x: Any) -> list[Any]:
-    """Two passes of a layer, forward and backward, each of them with the output as its own gradient."""
-    outs = []
-    for _ in range(2):
-        out = layer(x)
-        whole = out.full_tensor() if isinstance(out, DTensor) else out
-        whole.backward(whole.detach())
-        outs.append(out.detach())
-    return outs
-
-
-def step(layers: list[Any], inputs: list[Any]) -> list[Any]:
-    """Two optimizer steps of a layer, each with the mean of what its copies with other inputs give. Returns outputs."""
-    outs = []
-    optims = [torch.optim.SGD(layer.parameters(), lr=0.25) for layer in layers]
-    for _ in range(2):
-        for layer, x in zip(layers, inputs, strict=True):
-            out = layer(x)
-            out.backward(out.detach())
-            outs.append(out.detach())
-        for parameters in zip(*(layer.parameters() for layer in layers), strict=True) if len(layers) > 1 else ():
-            mean = torch.stack([parameter.grad for parameter in parameters]).mean(0)
-            for parameter in parameters:
-                parameter.grad = mean.clone()
-        for optim in optims:
-            optim.step()
-            optim.zero_grad()
-    return outs
+def run_pass(layer: Any, x: Any) -> Any:
+    """A pass of a layer, forward and backward, with the output as its own gradient. Returns the output."""
+    out = layer(x)
+    whole = out.full_tensor() if isinstance(out, DTensor) else out
+    whole.backward(whole.detach())
+    return out.detach()
 
 
 CASES = (
@@ -150,10 +128,10 @@ CASES = (
     "mesh=2 x=4x3x4:S(0):float64 weights=R layer=attention",
     "mesh=2 x=5x4:S(0):float64 weights=R layer=cosine-loss",
     "mesh=2 x=5x4:S(1):float64 weights=R layer=cosine-loss",
-    "mesh=3 x=5x4:S(0):float64 weights=R layer=similarity",
+    "mesh=3 x=5x4:S(0):float64 weights=R layer=softmin",
     "mesh=2 x=5x4x3:S(0):float64 weights=R layer=padded",
     "mesh=2 x=5x4x4:S(1):float64 weights=R layer=pooled",
-    "mesh=3 x=5x4:S(1):float64 weights=R layer=linked",
+    "mesh=3 x=5x4:S(1):float64 weights=R layer=gated",
     "mesh=2 x=5x4x3:S(1):float64 weights=R layer=shuffled",
 )
 
@@ -175,7 +153,7 @@ def placed(x: DTensor, mesh: DeviceMesh, weights: Placements, layer: Annotated[s
     net = set_up(PLACED[layer]())
     distribute_module(net, mesh, lambda _, module, mesh: partition(module, weights, mesh))
     x.requires_grad_()
-    outs = run_twice(net, x)
+    outs = [run_pass(net, x) for _ in range(2)]
     gradients, buffers = reduced_gradients(net), dict(net.named_buffers())
     return {"outputs": outs, "gradient": x.grad, "gradients": gradients, "buffers": buffers}
 
@@ -184,7 +162,7 @@ def placed(x: DTensor, mesh: DeviceMesh, weights: Placements, layer: Annotated[s
 def _(x: Global, mesh: Mesh, layer: str):
     net = set_up(PLACED[layer]())
     full: Any = x.full.clone().requires_grad_()
-    outs = run_twice(net, full)
+    outs = [run_pass(net, full) for _ in range(2)]
     return {
         "outputs": [Claimed(out, mesh, exact=False) for out in outs],
         "gradient": Claimed(full.grad, mesh, exact=False),
@@ -224,17 +202,30 @@ def fully(mesh: NamedMesh, x: Shape, layer: Annotated[str, WordField(FULLY)], ra
     net = set_up(FULLY[layer]())
     for unit in [*net.children(), net] if units else [net]:
         fully_shard(unit, mesh=mesh)
-    outs = step([net], [eighths(x, rank)])
+    optim, outs = torch.optim.SGD(net.parameters(), lr=0.25), []
+    for _ in range(2):
+        outs.append(run_pass(net, eighths(x, rank)))
+        optim.step()
+        optim.zero_grad()
     return {"outputs": outs, "parameters": copied_parameters(net), "buffers": dict(net.named_buffers())}
 
 
 @fully.due
 def _(mesh: Mesh, x, layer: str, rank: Rank):
-    net, at = set_up(FULLY[layer]()), mesh.ranks.index(rank)
-    nets = [copy.deepcopy(net) for _ in mesh.ranks]
-    outs = step(nets, [eighths(x, member) for member in mesh.ranks])
+    net, outs = set_up(FULLY[layer]()), []
+    nets = {member: copy.deepcopy(net) for member in mesh.ranks}  # trained alike, with statistics of their own
+    optims = [torch.optim.SGD(each.parameters(), lr=0.25) for each in nets.values()]
+    for _ in range(2):
+        outs.append({member: run_pass(each, eighths(x, member)) for member, each in nets.items()}[rank])
+        for copies in zip(*(each.parameters() for each in nets.values()), strict=True):
+            mean = torch.stack([parameter.grad for parameter in copies]).mean(0)
+            for parameter in copies:
+                parameter.grad = mean.clone()
+        for optim in optims:
+            optim.step()
+            optim.zero_grad()
     return {
-        "outputs": [Near(out) for out in outs[at :: len(nets)]],
-        "parameters": claimed(copied_parameters(nets[at]), mesh),
-        "buffers": {name: Near(buffer) for name, buffer in nets[at].named_buffers()},
+        "outputs": [Near(out) for out in outs],
+        "parameters": claimed(copied_parameters(nets[rank]), mesh),
+        "buffers": {name: Near(buffer) for name, buffer in nets[rank].named_buffers()},
     }
