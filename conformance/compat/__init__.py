@@ -26,201 +26,171 @@ def torch_release() -> tuple[int, ...]:
 
 def find_private(purpose: str, *places: str) -> Any:
     """The object at the first of ``places`` (``module:attribute.attribute``) that exists. Raises :class:`TorchMovedError`."""
+    return _locate(purpose, *places)[1]
+
+
+def _locate(purpose: str, *places: str) -> tuple[str, Any]:
+    """As :func:`find_private`, with the place that has the object."""
     for place in places:
         with suppress(ImportError, AttributeError):
-            return pkgutil.resolve_name(place)
+            return place, pkgutil.resolve_name(place)
     import torch
 
     raise TorchMovedError(f"torch {torch.__version__} has none of {', '.join(places)}: needed to {purpose}")
 
 
-# key -> (purpose, places), the newest place first
-NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "old_tensor": ("import from where DTensor was before", ("torch.distributed._tensor:",)),
-    "old_placement_types": ("import from where placements were before", ("torch.distributed._tensor.placement_types:",)),
-    "StridedShard": ("place strided shards", ("torch.distributed.tensor.placement_types:_StridedShard",)),
+# by key: what the name is needed for, and the places that may have it, the newest first
+NAMES: dict[str, tuple[str, ...]] = {
+    "old_tensor": ("import from where DTensor was before", "torch.distributed._tensor:"),
+    "old_placement_types": ("import from where placements were before", "torch.distributed._tensor.placement_types:"),
+    "StridedShard": ("place strided shards", "torch.distributed.tensor.placement_types:_StridedShard"),
     "MaskPartial": (
         "recognise masked partials",
-        (
-            "torch.distributed.tensor._ops._embedding_ops:_MaskPartial",
-            "torch.distributed.tensor.placement_types:_MaskPartial",
-        ),
+        "torch.distributed.tensor._ops._embedding_ops:_MaskPartial",
+        "torch.distributed.tensor.placement_types:_MaskPartial",
     ),
     "local_shape_and_offset": (
         "ask for the local shape and offset",
-        ("torch.distributed.tensor._utils:compute_local_shape_and_global_offset",),
+        "torch.distributed.tensor._utils:compute_local_shape_and_global_offset",
     ),
-    "DTensorSpec": ("read shard orders", ("torch.distributed.tensor._dtensor_spec:DTensorSpec",)),
-    "ShardOrderEntry": ("write shard orders", ("torch.distributed.tensor._dtensor_spec:ShardOrderEntry",)),
-    "is_rng_supported_mesh": ("ask for random DTensors", ("torch.distributed.tensor._random:is_rng_supported_mesh",)),
+    "DTensorSpec": ("read shard orders", "torch.distributed.tensor._dtensor_spec:DTensorSpec"),
+    "ShardOrderEntry": ("write shard orders", "torch.distributed.tensor._dtensor_spec:ShardOrderEntry"),
+    "is_rng_supported_mesh": ("ask for random DTensors", "torch.distributed.tensor._random:is_rng_supported_mesh"),
     "activation_wrappers": (
         "wrap modules whose activations are computed again",
-        ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper:",),
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper:",
     ),
-    "fsdp_common": ("shard parameters on meshes of their own", ("torch.distributed.fsdp._fully_shard._fsdp_common:",)),
-    "make_wrapper_subclass": ("hold a tensor in parts", ("torch:Tensor._make_wrapper_subclass",)),
-    "pre_dp_module_transform": ("replicate parallel models", ("torch.distributed.tensor.parallel.ddp:_pre_dp_module_transform",)),
+    "fsdp_common": ("shard parameters on meshes of their own", "torch.distributed.fsdp._fully_shard._fsdp_common:"),
+    "make_wrapper_subclass": ("hold a tensor in parts", "torch:Tensor._make_wrapper_subclass"),
+    "pre_dp_module_transform": ("replicate parallel models", "torch.distributed.tensor.parallel.ddp:_pre_dp_module_transform"),
     "context_parallel_unshard": (
         "put buffers together within a context",
-        ("torch.distributed.tensor.experimental._attention:context_parallel_unshard",),
+        "torch.distributed.tensor.experimental._attention:context_parallel_unshard",
     ),
-    "context_parallel_shard": ("cut buffers up", ("torch.distributed.tensor.experimental._attention:_context_parallel_shard",)),
-    "DocumentBalancer": ("deal documents", ("torch.distributed.tensor.experimental._attention:_PerDocumentHeadTailLoadBalancer",)),
-    "transformation": ("transform exported programs", ("torch.distributed.tensor.experimental._tp_transform:",)),
-    "input_reshard": ("shard what a backward pass keeps", ("torch.distributed.tensor.parallel.input_reshard:input_reshard",)),
-    "manual_seed": ("seed the ranks of a mesh", ("torch.distributed.tensor._random:manual_seed",)),
-    "OffsetBasedRNGTracker": (
-        "ask where the random numbers of a shard start",
-        ("torch.distributed.tensor._random:OffsetBasedRNGTracker",),
-    ),
+    "context_parallel_shard": ("cut buffers up", "torch.distributed.tensor.experimental._attention:_context_parallel_shard"),
+    "DocumentBalancer": ("deal documents", "torch.distributed.tensor.experimental._attention:_PerDocumentHeadTailLoadBalancer"),
+    "transformation": ("transform exported programs", "torch.distributed.tensor.experimental._tp_transform:"),
+    "input_reshard": ("shard what a backward pass keeps", "torch.distributed.tensor.parallel.input_reshard:input_reshard"),
+    "manual_seed": ("seed the ranks of a mesh", "torch.distributed.tensor._random:manual_seed"),
+    "OffsetBasedRNGTracker": ("ask where the random numbers of a shard start", "torch.distributed.tensor._random:OffsetBasedRNGTracker"),
     "rng_offsets": (
         "ask where the random numbers of a shard start without drawing any",
-        ("torch.distributed.tensor._random:OffsetBasedRNGTracker._compute_rng_offsets",),
+        "torch.distributed.tensor._random:OffsetBasedRNGTracker._compute_rng_offsets",
     ),
-    "PhiloxState": ("read and write how far a generator has come", ("torch.distributed.tensor._random:_PhiloxState",)),
-    "TensorMeta": ("describe a tensor to its spec", ("torch.distributed.tensor._dtensor_spec:TensorMeta",)),
-    "BackendOptions": ("make options of any backend", ("torch._C._distributed_c10d:Backend.Options",)),
-    "default_group": ("ask for the default group", ("torch.distributed.distributed_c10d:_get_default_group",)),
-    "groups": ("list the live process groups", ("torch.distributed.distributed_c10d:_world",)),
-    "sequence_number": ("count the collectives of a group", ("torch.distributed:ProcessGroup._get_sequence_number_for_group",)),
-    "TorchDispatchMode": ("note which overloads run", ("torch.utils._python_dispatch:TorchDispatchMode",)),
-    "OpOverload": ("recognise overloads", ("torch._ops:OpOverload",)),
-    "functions": ("list the functions of torch", ("torch._C:_VariableFunctions",)),
-    "min_cost_plan": (
-        "choose how redistributions are planned",
-        ("torch.distributed.tensor._redistribute:use_min_cost_redistribution_plan",),
-    ),
+    "PhiloxState": ("read and write how far a generator has come", "torch.distributed.tensor._random:_PhiloxState"),
+    "TensorMeta": ("describe a tensor to its spec", "torch.distributed.tensor._dtensor_spec:TensorMeta"),
+    "BackendOptions": ("make options of any backend", "torch._C._distributed_c10d:Backend.Options"),
+    "default_group": ("ask for the default group", "torch.distributed.distributed_c10d:_get_default_group"),
+    "groups": ("list the live process groups", "torch.distributed.distributed_c10d:_world"),
+    "sequence_number": ("count the collectives of a group", "torch.distributed:ProcessGroup._get_sequence_number_for_group"),
+    "TorchDispatchMode": ("note which overloads run", "torch.utils._python_dispatch:TorchDispatchMode"),
+    "OpOverload": ("recognise overloads", "torch._ops:OpOverload"),
+    "functions": ("list the functions of torch", "torch._C:_VariableFunctions"),
+    "min_cost_plan": ("choose how redistributions are planned", "torch.distributed.tensor._redistribute:use_min_cost_redistribution_plan"),
     "unmerged_plan": (
         "keep collectives of a redistribution apart",
-        ("torch.distributed.tensor._redistribute:disable_redistribute_transform_optimization",),
+        "torch.distributed.tensor._redistribute:disable_redistribute_transform_optimization",
     ),
-    "ExplicitRedistributionContext": (
-        "have ops refuse to redistribute",
-        ("torch.distributed.tensor._utils:ExplicitRedistributionContext",),
-    ),
-    "are_tracing": ("plan alone what is traced", ("torch.distributed._functional_collectives:_are_we_tracing",)),
-    "op_plans": ("forget how ops are sharded", ("torch.distributed.tensor.debug:_clear_sharding_prop_cache",)),
-    "LocalShardsWrapper": ("hold several shards a rank", ("torch.distributed.tensor._shards_wrapper:LocalShardsWrapper",)),
-    "ShardedTensor": ("recognise sharded tensors", ("torch.distributed._shard.sharded_tensor:ShardedTensor",)),
-    "ShardOfTensor": ("make the shards of a sharded tensor", ("torch.distributed._shard.sharded_tensor:Shard",)),
-    "sharded_tensor": ("make sharded tensors", ("torch.distributed._shard.sharded_tensor:",)),
-    "ShardMetadata": ("describe shards", ("torch.distributed._shard.metadata:ShardMetadata",)),
-    "TensorProperties": (
-        "describe the tensors of shards",
-        ("torch.distributed._shard.sharded_tensor.metadata:TensorProperties",),
-    ),
-    "ChunkShardingSpec": ("shard tensors by chunks", ("torch.distributed._shard.sharding_spec:ChunkShardingSpec",)),
-    "EnumerableShardingSpec": ("shard tensors by boxes", ("torch.distributed._shard.sharding_spec:EnumerableShardingSpec",)),
-    "load_with_process_group": ("load pickled sharded tensors", ("torch.distributed._shard.api:load_with_process_group",)),
+    "ExplicitRedistributionContext": ("have ops refuse to redistribute", "torch.distributed.tensor._utils:ExplicitRedistributionContext"),
+    "are_tracing": ("plan alone what is traced", "torch.distributed._functional_collectives:_are_we_tracing"),
+    "op_plans": ("forget how ops are sharded", "torch.distributed.tensor.debug:_clear_sharding_prop_cache"),
+    "LocalShardsWrapper": ("hold several shards a rank", "torch.distributed.tensor._shards_wrapper:LocalShardsWrapper"),
+    "ShardedTensor": ("recognise sharded tensors", "torch.distributed._shard.sharded_tensor:ShardedTensor"),
+    "ShardOfTensor": ("make the shards of a sharded tensor", "torch.distributed._shard.sharded_tensor:Shard"),
+    "sharded_tensor": ("make sharded tensors", "torch.distributed._shard.sharded_tensor:"),
+    "ShardMetadata": ("describe shards", "torch.distributed._shard.metadata:ShardMetadata"),
+    "TensorProperties": ("describe the tensors of shards", "torch.distributed._shard.sharded_tensor.metadata:TensorProperties"),
+    "ChunkShardingSpec": ("shard tensors by chunks", "torch.distributed._shard.sharding_spec:ChunkShardingSpec"),
+    "EnumerableShardingSpec": ("shard tensors by boxes", "torch.distributed._shard.sharding_spec:EnumerableShardingSpec"),
+    "load_with_process_group": ("load pickled sharded tensors", "torch.distributed._shard.api:load_with_process_group"),
     "custom_sharding_spec_op": (
         "register an op for sharded tensors of a spec",
-        ("torch.distributed._shard.sharding_spec.api:custom_sharding_spec_op",),
+        "torch.distributed._shard.sharding_spec.api:custom_sharding_spec_op",
     ),
-    "sharded_optim": ("optimize sharded tensors", ("torch.distributed._shard.sharded_optim:",)),
-    "shard_api": ("shard modules by a plan", ("torch.distributed._shard.api:",)),
-    "shard_tensor": ("hand out a tensor in shards", ("torch.distributed._shard.api:_shard_tensor",)),
-    "ReaderWithOffset": (
-        "plan the load of a part of an optimizer's state",
-        ("torch.distributed.checkpoint.optimizer:_ReaderWithOffset",),
-    ),
-    "state_dict_2d_layout": (
-        "ask where the parts of a model lie",
-        ("torch.distributed.checkpoint.optimizer:_get_state_dict_2d_layout",),
-    ),
+    "sharded_optim": ("optimize sharded tensors", "torch.distributed._shard.sharded_optim:"),
+    "shard_api": ("shard modules by a plan", "torch.distributed._shard.api:"),
+    "shard_tensor": ("hand out a tensor in shards", "torch.distributed._shard.api:_shard_tensor"),
+    "ReaderWithOffset": ("plan the load of a part of an optimizer's state", "torch.distributed.checkpoint.optimizer:_ReaderWithOffset"),
+    "state_dict_2d_layout": ("ask where the parts of a model lie", "torch.distributed.checkpoint.optimizer:_get_state_dict_2d_layout"),
     "init_from_local_shards_and_metadata": (
         "make a sharded tensor that describes itself",
-        ("torch.distributed._shard.sharded_tensor:ShardedTensor._init_from_local_shards_and_global_metadata",),
+        "torch.distributed._shard.sharded_tensor:ShardedTensor._init_from_local_shards_and_global_metadata",
     ),
-    "ShardedTensorMetadata": ("describe sharded tensors", ("torch.distributed._shard.sharded_tensor:ShardedTensorMetadata",)),
+    "ShardedTensorMetadata": ("describe sharded tensors", "torch.distributed._shard.sharded_tensor:ShardedTensorMetadata"),
     "init_from_local_tensor": (
         "make a sharded tensor of local tensors",
-        ("torch.distributed._shard.sharded_tensor:ShardedTensor._init_from_local_tensor",),
+        "torch.distributed._shard.sharded_tensor:ShardedTensor._init_from_local_tensor",
     ),
-    "init_from_local_shards": ("make a sharded tensor", ("torch.distributed._shard.sharded_tensor:init_from_local_shards",)),
-    "global_tensor_shape": (
-        "put the shapes of uneven shards together",
-        ("torch.distributed.tensor._utils:compute_global_tensor_shape",),
-    ),
-    "local_tensor_info": (
-        "ask for the shape and strides of an even shard",
-        ("torch.distributed.tensor._utils:compute_local_tensor_info",),
-    ),
+    "init_from_local_shards": ("make a sharded tensor", "torch.distributed._shard.sharded_tensor:init_from_local_shards"),
+    "global_tensor_shape": ("put the shapes of uneven shards together", "torch.distributed.tensor._utils:compute_global_tensor_shape"),
+    "local_tensor_info": ("ask for the shape and strides of an even shard", "torch.distributed.tensor._utils:compute_local_tensor_info"),
     "local_shape_and_offset_at": (
         "ask for the local shape and offset at a coordinate",
-        ("torch.distributed.tensor._utils:_compute_local_shape_and_global_offset",),
+        "torch.distributed.tensor._utils:_compute_local_shape_and_global_offset",
     ),
-    "global_tensor_info": (
-        "ask which global shape follows from a local one",
-        ("torch.distributed.tensor._utils:compute_global_tensor_info",),
-    ),
-    "split_by_shard": ("cut a tensor up", ("torch.distributed.tensor.placement_types:Shard._split_tensor",)),
-    "split_by_strided_shard": ("cut a tensor up in strides", ("torch.distributed.tensor.placement_types:_StridedShard._split_tensor",)),
+    "global_tensor_info": ("ask which global shape follows from a local one", "torch.distributed.tensor._utils:compute_global_tensor_info"),
+    "split_by_shard": ("cut a tensor up", "torch.distributed.tensor.placement_types:Shard._split_tensor"),
+    "split_by_strided_shard": ("cut a tensor up in strides", "torch.distributed.tensor.placement_types:_StridedShard._split_tensor"),
     "orders_to_placements": (
         "write shard orders as placements",
-        ("torch.distributed.tensor._dtensor_spec:DTensorSpec._convert_shard_order_to_StridedShard",),
+        "torch.distributed.tensor._dtensor_spec:DTensorSpec._convert_shard_order_to_StridedShard",
     ),
     "placements_to_orders": (
         "read shard orders from placements",
-        ("torch.distributed.tensor._dtensor_spec:DTensorSpec._maybe_convert_StridedShard_to_shard_order",),
+        "torch.distributed.tensor._dtensor_spec:DTensorSpec._maybe_convert_StridedShard_to_shard_order",
     ),
-    "MeshLayout": ("compute with the layouts of meshes", ("torch.distributed._mesh_layout:_MeshLayout",)),
-    "FlatLayout": ("compute with the layouts of flattened meshes", ("torch.distributed._mesh_layout:_FlatLayout",)),
-    "dedup_save_plans": (
-        "share out what several ranks hold",
-        ("torch.distributed.checkpoint._dedup_save_plans:dedup_save_plans",),
-    ),
-    "fsspec_writer": ("write checkpoints through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FsspecWriter",)),
-    "fsspec_reader": ("read checkpoints through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FsspecReader",)),
-    "fsspec_files": ("see what goes through fsspec", ("torch.distributed.checkpoint._fsspec_filesystem:FileSystem",)),
-    "StreamTransformExtension": ("transform streams", ("torch.distributed.checkpoint._extension:StreamTransformExtension",)),
-    "ExtensionRegistry": ("transform streams back", ("torch.distributed.checkpoint._extension:ExtensionRegistry",)),
-    "HuggingFaceStorageWriter": ("write safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageWriter",)),
-    "HuggingFaceStorageReader": ("read safetensors", ("torch.distributed.checkpoint.hf_storage:HuggingFaceStorageReader",)),
-    "PGTransport": ("send states between ranks", ("torch.distributed.checkpoint._pg_transport:PGTransport",)),
-    "make_sync_checkpointer": ("save a file for each rank", ("torch.distributed.checkpoint._experimental:make_sync_checkpointer",)),
-    "ReplicationStager": ("keep replicas of states", ("torch.distributed.checkpoint.staging:_ReplicationStager",)),
-    "async_process": ("end the process of a save", ("torch.distributed.checkpoint._async_process_executor:",)),
+    "MeshLayout": ("compute with the layouts of meshes", "torch.distributed._mesh_layout:_MeshLayout"),
+    "FlatLayout": ("compute with the layouts of flattened meshes", "torch.distributed._mesh_layout:_FlatLayout"),
+    "dedup_save_plans": ("share out what several ranks hold", "torch.distributed.checkpoint._dedup_save_plans:dedup_save_plans"),
+    "fsspec_writer": ("write checkpoints through fsspec", "torch.distributed.checkpoint._fsspec_filesystem:FsspecWriter"),
+    "fsspec_reader": ("read checkpoints through fsspec", "torch.distributed.checkpoint._fsspec_filesystem:FsspecReader"),
+    "fsspec_files": ("see what goes through fsspec", "torch.distributed.checkpoint._fsspec_filesystem:FileSystem"),
+    "StreamTransformExtension": ("transform streams", "torch.distributed.checkpoint._extension:StreamTransformExtension"),
+    "ExtensionRegistry": ("transform streams back", "torch.distributed.checkpoint._extension:ExtensionRegistry"),
+    "HuggingFaceStorageWriter": ("write safetensors", "torch.distributed.checkpoint.hf_storage:HuggingFaceStorageWriter"),
+    "HuggingFaceStorageReader": ("read safetensors", "torch.distributed.checkpoint.hf_storage:HuggingFaceStorageReader"),
+    "PGTransport": ("send states between ranks", "torch.distributed.checkpoint._pg_transport:PGTransport"),
+    "make_sync_checkpointer": ("save a file for each rank", "torch.distributed.checkpoint._experimental:make_sync_checkpointer"),
+    "ReplicationStager": ("keep replicas of states", "torch.distributed.checkpoint.staging:_ReplicationStager"),
+    "async_process": ("end the process of a save", "torch.distributed.checkpoint._async_process_executor:"),
     "consolidate_on_every_rank": (
         "put files together",
-        ("torch.distributed.checkpoint._consolidate_hf_safetensors:consolidate_safetensors_files_on_every_rank",),
+        "torch.distributed.checkpoint._consolidate_hf_safetensors:consolidate_safetensors_files_on_every_rank",
     ),
-    "load_state_dict_from_keys": (
-        "load what some keys name",
-        ("torch.distributed.checkpoint.state_dict_loader:_load_state_dict_from_keys",),
-    ),
-    "flatten_state_dict": ("flatten a state", ("torch.distributed.checkpoint._nested_dict:flatten_state_dict",)),
-    "unflatten_state_dict": ("put a state together again", ("torch.distributed.checkpoint._nested_dict:unflatten_state_dict",)),
-    "get_element": ("look up an element of a state", ("torch.distributed.checkpoint._traverse:get_element",)),
-    "functional": ("call functional collectives", ("torch.distributed._functional_collectives:",)),
-    "op_db": ("read samples of ops", ("torch.testing._internal.common_methods_invocations:op_db",)),
-    "op_dispatcher": ("ask which ops can be sharded", ("torch.distributed.tensor:DTensor._op_dispatcher",)),
-    "planner": ("plan ops", ("torch.distributed.tensor:DTensor._op_dispatcher.sharding_propagator",)),
+    "load_state_dict_from_keys": ("load what some keys name", "torch.distributed.checkpoint.state_dict_loader:_load_state_dict_from_keys"),
+    "flatten_state_dict": ("flatten a state", "torch.distributed.checkpoint._nested_dict:flatten_state_dict"),
+    "unflatten_state_dict": ("put a state together again", "torch.distributed.checkpoint._nested_dict:unflatten_state_dict"),
+    "get_element": ("look up an element of a state", "torch.distributed.checkpoint._traverse:get_element"),
+    "functional": ("call functional collectives", "torch.distributed._functional_collectives:"),
+    "op_db": ("read samples of ops", "torch.testing._internal.common_methods_invocations:op_db"),
+    "op_dispatcher": ("ask which ops can be sharded", "torch.distributed.tensor:DTensor._op_dispatcher"),
+    "planner": ("plan ops", "torch.distributed.tensor:DTensor._op_dispatcher.sharding_propagator"),
     "has_decomposition": (
         "ask which ops are sharded by their decomposition",
-        ("torch.distributed.tensor._decompositions:DecompShardingStrategy.has_decomp",),
+        "torch.distributed.tensor._decompositions:DecompShardingStrategy.has_decomp",
     ),
     "note_decomposed": (
         "take the plan of an op that is sharded by its decomposition",
-        ("torch.distributed.tensor._decompositions:DecompShardingStrategy.ensure_schema_info",),
+        "torch.distributed.tensor._decompositions:DecompShardingStrategy.ensure_schema_info",
     ),
     "CHECKPOINT_PREFIX": (
         "know a parameter in a wrapper by its own name",
-        ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper:_CHECKPOINT_PREFIX",),
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper:_CHECKPOINT_PREFIX",
     ),
-    "register_state_dict_hook": ("have a module hand out sharded tensors", ("torch.nn:Module._register_state_dict_hook",)),
-    "CommDebugMode": ("count collectives", ("torch.distributed.tensor.debug:CommDebugMode",)),
+    "register_state_dict_hook": ("have a module hand out sharded tensors", "torch.nn:Module._register_state_dict_hook"),
+    "CommDebugMode": ("count collectives", "torch.distributed.tensor.debug:CommDebugMode"),
     # laws of ranks that are simulated in one process
-    "LocalTensor": ("hold the tensors of all ranks in one", ("torch.distributed._local_tensor:LocalTensor",)),
-    "LocalTensorMode": ("act for all ranks in one process", ("torch.distributed._local_tensor:LocalTensorMode",)),
-    "tensor_map": ("see the tensors of all ranks", ("torch.distributed._local_tensor:tensor_map",)),
+    "LocalTensor": ("hold the tensors of all ranks in one", "torch.distributed._local_tensor:LocalTensor"),
+    "LocalTensorMode": ("act for all ranks in one process", "torch.distributed._local_tensor:LocalTensorMode"),
+    "tensor_map": ("see the tensors of all ranks", "torch.distributed._local_tensor:tensor_map"),
     # laws of random numbers
     "set_offset_before_op": (
         "set where the random numbers of a shard start",
-        ("torch.distributed.tensor._random:OffsetBasedRNGTracker._set_pre_op_offset",),
+        "torch.distributed.tensor._random:OffsetBasedRNGTracker._set_pre_op_offset",
     ),
     "set_offset_after_op": (
         "set where the random numbers of the next tensor start",
-        ("torch.distributed.tensor._random:OffsetBasedRNGTracker._set_post_op_offset",),
+        "torch.distributed.tensor._random:OffsetBasedRNGTracker._set_post_op_offset",
     ),
 }
 
@@ -228,8 +198,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
 @cache
 def name(key: str) -> Any:
     """The object behind a key of :data:`NAMES`."""
-    purpose, places = NAMES[key]
-    return find_private(purpose, *places)
+    return find_private(*NAMES[key])
 
 
 def supports_all_to_all(backend: str) -> bool:
@@ -306,14 +275,7 @@ def clear_op_plans() -> None:
 @cache
 def location_of(key: str) -> str:
     """Where the installed torch has a name of :data:`NAMES`: ``module:attribute``. Raises :class:`TorchMovedError`."""
-    purpose, places = NAMES[key]
-    for place in places:
-        try:
-            find_private(purpose, place)
-        except TorchMovedError:
-            continue
-        return place
-    return places[0] if find_private(purpose, *places) else ""
+    return _locate(*NAMES[key])[0]
 
 
 def __getattr__(key: str) -> Any:

@@ -20,7 +20,6 @@ from shardlaw.conformance.compat.trace import FINDS_METADATA, PLANS_OP
 
 _GENERATOR_MODULE = "_ops.autogen"  # the module that generates rules for overloads
 PLAIN_TYPES = {type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
-PLAIN_TYPES = {type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
 SPEC_HASH = "_hash"  # the attribute of a spec for its cached hash, which differs between processes
 # functions of specs that are called many times for each plan
 _CACHED_FUNCTIONS = ("redistribute_cost", "is_tensor_shardable")
