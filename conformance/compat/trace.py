@@ -7,7 +7,7 @@ A *place* is a function as ``NAME, FILE:LINE``. Files are matched by the beginni
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 RULES = "torch/distributed/tensor/_ops/"
@@ -116,14 +116,18 @@ def short(file: str) -> str:
 
 def is_step(place: str) -> bool:
     """Whether a call of this function is a step worth listing: it works on sharded tensors or checkpoints."""
-    for file, functions in STEPS.items():
-        if place.partition(", ")[2].startswith(file):
-            return is_candidate(place) and (functions is None or _name(place) in functions)
-    return False
+    functions = next((functions for file, functions in STEPS.items() if _file(place).startswith(file)), ())
+    return is_candidate(place) and (functions is None or _name(place) in functions)
 
 
 def _name(place: str) -> str:
+    """The name of a function without that of its class."""
     return place.partition(",")[0].rpartition(".")[2] or place.partition(",")[0]
+
+
+def _file(place: str) -> str:
+    """``FILE:LINE`` of a place."""
+    return place.partition(", ")[2]
 
 
 def collective_of(place: str) -> str:
@@ -133,7 +137,7 @@ def collective_of(place: str) -> str:
 
 def collective_called_by(place: str) -> str:
     """The collective that a function calls, judging by its name; else empty."""
-    called = CALLED.match(_name(place)) if CALLERS.match(place.partition(", ")[2]) else None
+    called = CALLED.match(_name(place)) if CALLERS.match(_file(place)) else None
     return called[1] if called else collective_of(place)
 
 
@@ -144,7 +148,7 @@ def only_forwards(place: str) -> bool:
 
 def is_generic(place: str) -> bool:
     """Whether every op and every redistribution calls it."""
-    return GENERIC.match(place.partition(", ")[2]) is not None
+    return GENERIC.match(_file(place)) is not None
 
 
 def is_candidate(place: str) -> bool:
@@ -155,7 +159,7 @@ def is_candidate(place: str) -> bool:
 
 def constructs_sharded_tensor(place: str) -> bool:
     """Whether it is the constructor of a sharded tensor, or of a container of its shards."""
-    return _name(place) in ("__new__", "__init__") and any(place.partition(", ")[2].startswith(file) for file in (*MAKERS, *SHARDED))
+    return _name(place) in ("__new__", "__init__") and _file(place).startswith((*MAKERS, *SHARDED))
 
 
 def plans_op(place: str) -> bool:
@@ -180,18 +184,18 @@ def is_redistribution(place: str) -> bool:
 
 def is_redistribution_step(place: str) -> bool:
     """Whether it is part of redistributions: a planner, or a method of a placement."""
-    return any(place.partition(", ")[2].startswith(file) for file in MOVES)
+    return _file(place).startswith(MOVES)
 
 
 def is_home(place: str, chapter: str) -> bool:
     """Whether to look in a function for the faults of a chapter's laws: it is in one of the chapter's files, and does work there."""
-    there = any(place.partition(", ")[2].startswith(file) for file in HOMES.get(chapter, ()))
+    there = _file(place).startswith(HOMES.get(chapter, ()))
     return there and ACTIVE_VERB.match(_name(place)) is not None and not only_forwards(place) and is_candidate(place)
 
 
 def is_about_meshes(place: str) -> bool:
     """Whether it is a function of device meshes, which most calls use."""
-    return any(place.partition(", ")[2].startswith(file) for file in MESHES)
+    return _file(place).startswith(MESHES)
 
 
 def is_about_ops(law: str) -> bool:
@@ -202,26 +206,6 @@ def is_about_ops(law: str) -> bool:
 def plans_decomposition(place: str) -> bool:
     """Whether it plans ops by their decomposition."""
     return "tensor/_decompositions.py" in place
-
-
-def applies_analysis(place: str) -> bool:
-    """Whether a method applies what an ``analyze`` method of its class has found."""
-    return re.match("_*(rewrite|apply)_", _name(place)) is not None
-
-
-def analyzes(place: str) -> bool:
-    """Whether a method analyzes what other methods of its class then apply."""
-    return re.match("_*analyze_", _name(place)) is not None
-
-
-def selects(place: str) -> bool:
-    """Whether a function selects among strategies."""
-    return re.match("_*select_", _name(place)) is not None
-
-
-def expands_strategies(place: str) -> bool:
-    """Whether a function expands a rule for one mesh dim to strategies for the whole mesh."""
-    return re.match("_*expand_to_", _name(place)) is not None
 
 
 def is_derived_partial(place: str) -> bool:
@@ -236,6 +220,14 @@ def place_in_stack(line: str) -> str:
     return f"{found[3]}, {found[1]}:{found[2]}" if found else ""
 
 
-def is_check(place: str) -> bool:
-    """Whether a function validates something."""
-    return re.match("_*(check|compare|validate|verify)_", _name(place)) is not None
+def _begins_with(*verbs: str) -> Callable[[str], bool]:
+    """A function that says whether the name of a place begins with one of these verbs."""
+    beginning = re.compile(f"_*({'|'.join(verbs)})_")
+    return lambda place: beginning.match(_name(place)) is not None
+
+
+is_check = _begins_with("check", "compare", "validate", "verify")
+analyzes = _begins_with("analyze")  # finds what other methods of its class then apply
+applies_analysis = _begins_with("rewrite", "apply")
+selects = _begins_with("select")  # chooses among strategies
+expands_strategies = _begins_with("expand_to")  # from a rule for one mesh dim to strategies for the whole mesh
