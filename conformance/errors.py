@@ -19,9 +19,9 @@ class UsageError(Exception):
         super().__init__(" ".join(line.strip() for line in message.splitlines()))
 
 
-def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Up to ``count`` of the ``known`` words that look most like ``word``, the most alike first."""
-    return difflib.get_close_matches(word, list(known), n=count, cutoff=0.4)
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """Up to three of the ``known`` words that look most like ``word``, the most alike first."""
+    return difflib.get_close_matches(word, list(known), n=3, cutoff=0.4)
 
 
 def one_of(word: str, known: Iterable[str]) -> str:

@@ -119,8 +119,8 @@ class TensorField(Field):
 
     takes = "a tensor SHAPE:PLACEMENTS:DTYPE:FILL:MEMORY such as 5x6:S(0),R:int64"
 
-    def __init__(self, mesh: str = "mesh", *, local: bool = False, grad: bool = False) -> None:
-        self.mesh, self.local, self.grad = mesh, local, grad
+    def __init__(self, mesh: str = "mesh", *, local: bool = False) -> None:
+        self.mesh, self.local = mesh, local
 
     def fields(self, name: str) -> tuple[str, ...]:
         return name, self.mesh
@@ -130,12 +130,12 @@ class TensorField(Field):
         return Global.of(spec, mesh, case.seed)
 
     def build(self, value: Global, here: RankContext) -> Any:
-        local = here.tensor(value.local(here.rank)).requires_grad_(self.grad)
+        local = here.tensor(value.local(here.rank))
         return local if self.local else assemble_dtensor(value, local, here)
 
     def to_script(self, value: Global, name: str, world: int) -> ScriptArgument:
         constants = texts.rank_table(name.upper(), {rank: value.local(rank) for rank in range(world)})
-        local = f"{name.upper()}[rank]" + (".requires_grad_()" if self.grad else "")
+        local = f"{name.upper()}[rank]"
         if self.local:
             return ScriptArgument(local, tuple(constants))
         return ScriptArgument(
@@ -168,14 +168,11 @@ class PlainTensorField(Field):
 
     takes = "a tensor SHAPE:-:DTYPE:FILL:MEMORY such as 5x6 or 4:-:int64"
 
-    def __init__(self, *, on_device: bool = True, offset: int = 0) -> None:
-        self.on_device, self.offset = on_device, offset
-
     def read(self, case: Case, name: str) -> torch.Tensor:
-        return TensorSpec.parse(case.get(name)).build(case.seed + self.offset)
+        return TensorSpec.parse(case.get(name)).build(case.seed)
 
     def build(self, value: torch.Tensor, here: RankContext) -> Any:
-        return here.tensor(value.clone(memory_format=torch.preserve_format)) if self.on_device else value.clone()
+        return here.tensor(value.clone(memory_format=torch.preserve_format))
 
     def to_script(self, value: torch.Tensor, name: str, world: int) -> ScriptArgument:
         return ScriptArgument(texts.tensor_literal(value))

@@ -68,9 +68,9 @@ def _run_script_once(text: str, setup: str, argument: str, limit: float) -> Scri
         return ScriptResult(code, output.read_text("utf-8", "replace") if output.exists() else "")
 
 
-def prove(text: str, limit: float = LIMIT_SECONDS) -> str:
+def prove(text: str) -> str:
     """``proven``, or why a script does not show the fault."""
-    return run_script(text, limit=limit).proof
+    return run_script(text).proof
 
 
 def _child_main(path: str, output: str, setup: str, argument: str) -> None:
