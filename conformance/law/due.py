@@ -207,18 +207,14 @@ class Refused(Due):
     def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         names = " or ".join(error.__name__ for error in self.errors)
         if not isinstance(got, BaseException):
-            here.require(False, "wrong-error", check, f"{place}: must be refused, was accepted", "an error", repr(got)[:200])
+            here.deviates("wrong-error", check, f"{place}: must be refused, was accepted", "an error", repr(got)[:200])
         elif not isinstance(got, self.errors):
             message = f"{place}: must be refused by {names}, raised {type(got).__name__}: {got}"
-            here.require(False, "wrong-error", check, message, names, repr(got)[:200])
-        else:
-            text = str(got)
-            message = f"{place}: refused by {type(got).__name__} without a word"
-            if here.require(bool(text.strip()), "wrong-error", check, message) and self.words:
-                said = any(word in text for word in self.words)
-                here.require(
-                    said, "wrong-error", check, f"{place}: refused in words that name none of {self.words}: {text}", self.words, text
-                )
+            here.deviates("wrong-error", check, message, names, repr(got)[:200])
+        elif not str(got).strip():
+            here.deviates("wrong-error", check, f"{place}: refused by {type(got).__name__} without a word")
+        elif self.words and not any(word in str(got) for word in self.words):
+            here.deviates("wrong-error", check, f"{place}: refused in words that name none of {self.words}: {got}", self.words, str(got))
 
     def for_script(self, rank: int) -> Any:
         return self.errors[0] if len(self.errors) == 1 else (type, *self.errors)

@@ -197,46 +197,44 @@ class RankContext:
         to a pending reduction are deposited, for the driver to compare. ``what`` names the DTensor in messages.
         """
         prefix = f"{what}: " if what else ""
+
+        def deviates(kind: Kind, message: str, expected: object = "", got: object = "") -> bool:
+            return self.require(False, kind, check, prefix + message, expected, got)
+
         if not isinstance(got, DTensor):
-            return self.require(False, "wrong-metadata", check, f"{prefix}result is a {type(got).__name__}, must be a DTensor")
-        if tuple(got.shape) != tuple(want.shape):
-            return self.require(False, "wrong-metadata", check, f"{prefix}global shape is {tuple(got.shape)}, must be {tuple(want.shape)}",
-                                tuple(want.shape), tuple(got.shape))  # fmt: skip
+            return deviates("wrong-metadata", f"result is a {type(got).__name__}, must be a DTensor")
+        shape, global_shape = tuple(got.shape), tuple(want.shape)
+        if shape != global_shape:
+            return deviates("wrong-metadata", f"global shape is {shape}, must be {global_shape}", global_shape, shape)
         if got.dtype != want.dtype:
-            return self.require(
-                False, "wrong-metadata", check, f"{prefix}dtype is {got.dtype}, must be {want.dtype}", want.dtype, got.dtype
-            )
+            return deviates("wrong-metadata", f"dtype is {got.dtype}, must be {want.dtype}", want.dtype, got.dtype)
         live = read_mesh_cached(got.device_mesh)
         if mesh is not None and live != mesh:
-            return self.require(False, "wrong-metadata", check, f"{prefix}result lives on mesh {live}, must live on {mesh}", mesh, live)
+            return deviates("wrong-metadata", f"result lives on mesh {live}, must live on {mesh}", mesh, live)
         claimed = read_placements(got.placements)
+        shown = format_placements(claimed)
         try:
-            layout = Layout(tuple(want.shape), live, claimed)
+            layout = Layout(global_shape, live, claimed)
         except LayoutError as error:
-            return self.require(
-                False, "wrong-metadata", check, f"{prefix}claimed placements mean nothing: {error}", "", format_placements(claimed)
-            )
-        if placements is not None and layout.placements != Layout(tuple(want.shape), live, placements).placements:
-            return self.require(False, "wrong-metadata", check,
-                                f"{prefix}placements are {format_placements(claimed)}, must be {format_placements(placements)}",
-                                format_placements(placements), format_placements(claimed))  # fmt: skip
+            return deviates("wrong-metadata", f"claimed placements mean nothing: {error}", "", shown)
+        if placements is not None and layout.placements != Layout(global_shape, live, placements).placements:
+            due_placements = format_placements(placements)
+            return deviates("wrong-metadata", f"placements are {shown}, must be {due_placements}", due_placements, shown)
         with torch.no_grad():
             local = got.to_local()
         coord = live.coord(self.rank)
         if coord is None:
-            return self.require(
-                local.numel() == 0, "wrong-layout", check, f"{prefix}a rank outside the mesh holds elements", "nothing", local
-            )
-        what = f"{prefix}local tensor under {format_placements(claimed)}"
+            return local.numel() == 0 or deviates("wrong-layout", "a rank outside the mesh holds elements", "nothing", local)
+        what = f"{prefix}local tensor under {shown}"
         if not layout.has_partial():
             return self.same(local, simulate.take(want, layout, coord), check, exact=exact, what=what, rounding=rounding)
-        due = layout.local_shape(coord)
-        if tuple(local.shape) != due:
-            message = f"{what} has shape {format_shape(tuple(local.shape))}, must have {format_shape(due)}"
-            return self.require(False, "wrong-layout", check, message, due, local)
+        local_shape, due_shape = tuple(local.shape), layout.local_shape(coord)
+        if local_shape != due_shape:
+            message = f"{what} has shape {format_shape(local_shape)}, must have {format_shape(due_shape)}"
+            return self.require(False, "wrong-layout", check, message, due_shape, local)
         full = want.to(rounding or want.dtype) if self.rank == min(live.ranks) else None
         copy = local.cpu().clone()  # waits for a pending collective, and is independent of later writes
-        self._deposits.append(Deposit(check, format_shape(layout.shape), str(live), format_placements(claimed), copy, full, exact))
+        self._deposits.append(Deposit(check, format_shape(layout.shape), str(live), shown, copy, full, exact))
         return True
 
     def same_on_all_ranks(self, local: torch.Tensor, mesh: Mesh, check: str) -> None:
