@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
 from shardlaw.conformance.law.target import Target
@@ -76,7 +76,7 @@ class ForkserverLauncher:
     shares_files = True
 
     def __init__(self, target: Target, folder: str, *, multi_host: bool = False) -> None:
-        self._target = asdict(target)
+        self._target = target
         self._folder = folder
         self._frames = protocol.FrameDecoder(protocol.FromServer)
         self._output = f"{folder}/server.out"

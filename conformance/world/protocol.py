@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Outcome, Raised
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class Spawn(msgspec.Struct, tag=True, frozen=True):
     folder: str
     host: str
     port: int
-    target: dict[str, Any]
+    target: Target
     ranks: tuple[int, ...]
     devices: tuple[int, ...]
 

@@ -15,9 +15,8 @@ import signal
 import socket
 import traceback
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.world import protocol
 from shardlaw.conformance.world.garbage import collect_rarely
 from shardlaw.conformance.world.parent_death import die_with_parent, exit_with_driver
@@ -120,7 +119,7 @@ class Server:
                 os.close(descriptor)
             from shardlaw.conformance.world import worker
 
-            worker.main(at, spawn, read_target(spawn.target), socket.socket(fileno=descriptors[at]))
+            worker.main(at, spawn, socket.socket(fileno=descriptors[at]))
         finally:
             os._exit(1)
 
@@ -160,16 +159,6 @@ class Server:
             self._control.sendall(protocol.encode_frame(message))
         except OSError:
             self.shut_down()
-
-
-def read_target(fields: dict[str, Any]) -> Target:
-    """A target from its decoded fields, in which tuples have become lists."""
-    arguments: dict[str, Any] = {name: tuple(map(_tuple, value)) if isinstance(value, list) else value for name, value in fields.items()}
-    return Target(**arguments)
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def preload() -> str:

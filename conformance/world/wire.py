@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.world import protocol
 from shardlaw.conformance.world.progress import Position
 from shardlaw.conformance.world.watch import Activity
@@ -63,7 +64,7 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
 class Begin(msgspec.Struct, tag=True, frozen=True):
     """Prepare to start ranks of a target. ``mark`` is a file in the driver's ``folder``, which the agent may see or not."""
 
-    target: dict[str, Any]
+    target: Target
     folder: str
     mark: str
 

@@ -316,9 +316,10 @@ def redirect_output(folder: str, rank: int) -> None:
     faulthandler.register(protocol.DUMP_SIGNAL, stacks, all_threads=True)
 
 
-def join_process_group(rank: int, device: int, target: Target, spawn: protocol.Spawn) -> None:
+def join_process_group(rank: int, device: int, spawn: protocol.Spawn) -> None:
     """Join the world's process group as the target describes it. In its ``init_method``, ``{folder}``, ``{host}`` and ``{port}`` are
     replaced by the world's."""
+    target = spawn.target
     gloo.share_device()
     if target.setup:
         call_by_name(target.setup)
@@ -370,7 +371,7 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def main(index: int, spawn: protocol.Spawn, target: Target, stream: socket.socket) -> NoReturn:
+def main(index: int, spawn: protocol.Spawn, stream: socket.socket) -> NoReturn:
     """Entry point of the server's child: become rank ``spawn.ranks[index]``."""
     code, rank = 1, spawn.ranks[index]
     try:
@@ -381,7 +382,7 @@ def main(index: int, spawn: protocol.Spawn, target: Target, stream: socket.socke
         redirect_output(spawn.folder, rank)
         page = ProgressPage(f"{spawn.folder}/progress", spawn.size)
         try:
-            join_process_group(rank, spawn.devices[index], target, spawn)
+            join_process_group(rank, spawn.devices[index], spawn)
         except BaseException as error:
             traceback.print_exc()
             text = " ".join(describe_error(error).text.split())[:500]
@@ -391,7 +392,7 @@ def main(index: int, spawn: protocol.Spawn, target: Target, stream: socket.socke
         same_host = len(spawn.ranks) == spawn.size
         plans = SharedPlans(rank, spawn.folder) if same_host and spawn.size > 1 and not why_unavailable() else None
         metadata = os.path.join(os.path.dirname(spawn.folder), "metadata")
-        Rank(rank, spawn.size, target, stream, page, plans, same_host, metadata).serve()
+        Rank(rank, spawn.size, spawn.target, stream, page, plans, same_host, metadata).serve()
         code = 0
     except (EOFError, ConnectionError):
         code = 0

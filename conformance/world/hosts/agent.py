@@ -23,7 +23,6 @@ from shardlaw.conformance.world.manager import temporary_root
 from shardlaw.conformance.world.observer import LocalObserver
 from shardlaw.conformance.world.parent_death import die_with_parent
 from shardlaw.conformance.world.progress import IDLE, Position
-from shardlaw.conformance.world.server import read_target
 
 STATUS_SECONDS = 0.05
 HEARTBEAT_SECONDS = 1.0
@@ -96,7 +95,7 @@ class Agent:
     def _handle_message(self, message: wire.ToAgent) -> None:
         if isinstance(message, wire.Begin):
             self._shares_folder = os.path.exists(f"{message.folder}/{message.mark}")
-            self._launcher = ForkserverLauncher(read_target(message.target), self._folder, multi_host=not self._config.loopback)
+            self._launcher = ForkserverLauncher(message.target, self._folder, multi_host=not self._config.loopback)
         elif isinstance(message, wire.StartRank):
             self._start_rank(message)
         elif isinstance(message, wire.RequestReport):

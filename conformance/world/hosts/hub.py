@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.world import protocol, signals, wire
@@ -119,7 +119,7 @@ class Hub:
         mark = f"{MARK}-{secrets.token_hex(8)}"
         with open(f"{folder}/{mark}", "w"):
             pass
-        self._begin = wire.Begin(asdict(target), folder, mark)
+        self._begin = wire.Begin(target, folder, mark)
         self._ready_timeout = target.startup_timeout + READY_SECONDS
         for agent in self._agents.values():
             agent.send(self._begin)
@@ -194,12 +194,15 @@ class Hub:
     def _wait_for_agents(self) -> None:
         """Wait until every agent can start ranks. Raises :class:`WorldError`."""
         until = time.monotonic() + self._ready_timeout
-        while any(rank not in self._agents or self._agents[rank].ready is None for rank in range(self.size)):
+        while self._late_processes():
             signals.raise_if_stopped()
             self._listen(0.1)
-            if time.monotonic() > until:
-                late = [rank for rank in range(self.size) if rank not in self._agents or self._agents[rank].ready is None]
+            if time.monotonic() > until and (late := self._late_processes()):
                 raise WorldError(f"processes {late} of the {self.size} launched ones were not ready within {self._ready_timeout:g} s")
+
+    def _late_processes(self) -> list[int]:
+        """The launched processes whose agents cannot start ranks yet."""
+        return [process for process in range(self.size) if process not in self._agents or self._agents[process].ready is None]
 
     def _listen(self, wait: float) -> None:
         """Handle messages of agents and new connections. Raises :class:`LostError`, and :class:`WorldError` for an agent that cannot start
@@ -295,7 +298,7 @@ class Hub:
             agent.ready = message
             if message.problem:
                 raise WorldError(f"ranks cannot be started on {message.host}: {message.problem}")
-            if all(rank in self._agents and self._agents[rank].ready is not None for rank in range(self.size)):
+            if not self._late_processes():
                 self._events.append(protocol.Hello())
             return
         if isinstance(message, wire.AgentFailed):
