@@ -11,7 +11,7 @@ import opcode
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import CodeType, FrameType
@@ -100,30 +100,23 @@ class Tracer:
         if self._move is not None and frame.f_back is self._move[0] and torch_trace.is_candidate(place):
             self._move[1].calls.append(place)
 
-        def line(frame: FrameType, event: str, argument: Any) -> Any:
-            if event == "line":
-                lines.add(frame.f_lineno)
-            elif event == "return" and isinstance(argument, bool):
+        def on_return(result: Any) -> None:
+            if isinstance(result, bool):
                 self._answered.add(place)
-            return line
 
-        return line
+        return _trace_lines(lines, on_return)
 
     def _on_planning(self, frame: FrameType, lines: set[int]) -> Any:
         schema = frame.f_locals.get("op_schema")
         self._planning_depth += 1
 
-        def line(frame: FrameType, event: str, argument: Any) -> Any:
-            if event == "line":
-                lines.add(frame.f_lineno)
-            elif event == "return":
-                self._planning_depth -= 1
-                self._planned_ops.add(str(getattr(schema, "op", "")))
-                rule = rule_of(getattr(schema, "op", None)) or "no rule"
-                self._add_line(f"op {getattr(schema, 'op', '?')}({_format_inputs(schema)}): {rule}{_format_decision(argument)}")
-            return line
+        def on_return(sharding: Any) -> None:
+            self._planning_depth -= 1
+            self._planned_ops.add(str(getattr(schema, "op", "")))
+            rule = rule_of(getattr(schema, "op", None)) or "no rule"
+            self._add_line(f"op {getattr(schema, 'op', '?')}({_format_inputs(schema)}): {rule}{_format_decision(sharding)}")
 
-        return line
+        return _trace_lines(lines, on_return)
 
     def _on_redistribution(self, frame: FrameType, lines: set[int]) -> Any:
         arguments = frame.f_locals
@@ -135,16 +128,12 @@ class Tracer:
         self._add_line(f"redistribute {_format_placements(arguments['current_spec'])} to {_format_placements(target)}")
         before, self._move = self._move, (frame, step)
 
-        def line(frame: FrameType, event: str, argument: Any) -> Any:
-            if event == "line":
-                lines.add(frame.f_lineno)
-            elif event == "return":
-                self._move = before
-                if argument is not None:
-                    step.results, step.completed = replace(_snapshot_shard(argument, target), shape=step.arguments.shape), True
-            return line
+        def on_return(local: Any) -> None:
+            self._move = before
+            if local is not None:
+                step.results, step.completed = replace(_snapshot_shard(local, target), shape=step.arguments.shape), True
 
-        return line
+        return _trace_lines(lines, on_return)
 
     def _place(self, code: CodeType) -> str:
         known = self._places.get(code)
@@ -210,6 +199,20 @@ class Tracer:
                 yield
         finally:
             self._is_paused = False
+
+
+def _trace_lines(lines: set[int], on_return: Callable[[Any], None]) -> Callable[[FrameType, str, Any], Any]:
+    """A trace function of one call, for ``sys.settrace``: it adds the lines that run to ``lines`` and passes on the result, which is
+    ``None`` where the call raised."""
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            lines.add(frame.f_lineno)
+        elif event == "return":
+            on_return(argument)
+        return trace
+
+    return trace
 
 
 def _has_dtensor(value: Any) -> bool:
