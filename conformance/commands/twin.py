@@ -26,7 +26,7 @@ def twin(
 ) -> int:
     """Run the comparison, print and write the result; returns 1 if the sharded model deviates, else 0. Raises :class:`UsageError`."""
     from shardlaw.conformance.twin.report import html_page, script, terminal_lines, to_json
-    from shardlaw.conformance.twin.session import Session, make_plan, resume_mesh
+    from shardlaw.conformance.twin.session import twin as compare_twin
     from shardlaw.conformance.twin.spec import VALUES
 
     if steps < 1:
@@ -34,12 +34,18 @@ def twin(
     for value in values:
         if value not in VALUES:
             raise UsageError(f"--values {value}: unknown ({one_of(value, VALUES)})")
-    plan_sizes = _parse_sizes("--size", sizes)
-    plan, own = make_plan(make, _parse_pairs("--option", options), plan_sizes, steps=steps, seed=seed)
-    resumed_sizes = _parse_sizes("--resume", [text for text in resume if text != "same"]) if resume else None
-    resumed = resume_mesh(own, plan, resumed_sizes)
-    with Session(target) as session:
-        result = session.investigate(plan, tuple(values) or own.values, shrink, make, resumed, dropout)
+    result = compare_twin(
+        make,
+        target=target,
+        options=_parse_pairs("--option", options),
+        sizes=_parse_sizes("--size", sizes),
+        values=values,
+        steps=steps,
+        seed=seed,
+        shrink=shrink,
+        resume=_parse_sizes("--resume", [text for text in resume if text != "same"]) if resume else None,
+        dropout=dropout,
+    )
     print(*terminal_lines(result), sep="\n", flush=True)
     try:
         report.mkdir(parents=True, exist_ok=True)

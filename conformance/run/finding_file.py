@@ -57,21 +57,6 @@ def answer_fields(answer: Answer) -> dict[str, Any]:
     }
 
 
-def target_fields(target: Target, torch_version: str) -> dict[str, Any]:
-    """The fields of a target in a finding's file."""
-    return {
-        "name": target.name,
-        "device": target.device,
-        "backend": target.backend,
-        "storage": target.storage,
-        "torch": torch_version,
-    }
-
-
-def finding_path(folder: Path, finding_id: str) -> Path:
-    return folder / f"{finding_id}.json"
-
-
 def write_finding(
     folder: Path, finding: Finding, target: Target, seed: int, *, reproducer: str | None = None, note: str | None = None, script: str = ""
 ) -> Path:
@@ -94,7 +79,7 @@ def write_finding(
         "case": finding.case.to_json(),
         "raw_case": finding.raw_case.to_json(),
         "ranks": [answer_fields(answer) for answer in finding.verdict.ranks],
-        "target": target_fields(target, torch.__version__),
+        "target": {name: getattr(target, name) for name in ("name", "device", "backend", "storage")} | {"torch": torch.__version__},
         "seed": seed,
         "shrink_steps": finding.shrink_calls,
         "minimal": finding.minimal,
@@ -105,7 +90,7 @@ def write_finding(
         "where": finding.where,
         "trace": list(finding.trace),
     }
-    return write_text(finding_path(folder, finding.id), to_json(data))
+    return write_text(folder / f"{finding.id}.json", to_json(data))
 
 
 def read_finding(path: Path) -> dict[str, Any]:

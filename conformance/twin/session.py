@@ -260,5 +260,5 @@ def twin(
         raise UsageError(f"steps={steps}: want 1 or more")
     plan, own = make_plan(make, options, sizes, steps=steps, seed=seed)
     again = resume_mesh(own, plan, resume)
-    with nullcontext(target) if isinstance(target, Session) else Session(target) as session:
+    with Session(target) if isinstance(target, str | Target) else nullcontext(target) as session:
         return session.investigate(plan, tuple(values) or own.values, shrink, make if isinstance(make, str) else "", again, dropout)
