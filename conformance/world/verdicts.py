@@ -25,64 +25,94 @@ REFUSED_NOW = "refused-now"
 
 def combine_answers(law: Law, case: Case, answers: Sequence[Answer], target: Target, stage: int = 0) -> Verdict:
     """The verdict on one ``stage`` of ``case``. ``answers`` holds one answer for each rank of the world, in order of rank."""
-    features = tuple(sorted({feature for answer in answers for feature in answer.features}))
+    held = Verdict(case, "held", features=tuple(sorted({feature for answer in answers for feature in answer.features})))
+    unfinished = _judge_unfinished(held, answers)
+    if unfinished is not None:
+        return unfinished
+    members = law.member_ranks(case, stage) if len({answer.outcome for answer in answers}) > 1 else None
+    # ranks that take no part refuse nothing
+    acting = answers if members is None else [answer for answer in answers if answer.rank in members or answer.outcome != "held"]
+    return (
+        _judge_outcomes(held, answers, acting)
+        or _judge_errors(held, answers, acting, law)
+        or _judge_deviations(held, answers)
+        or _judge_deposits(held, answers, target)
+        or held
+    )
 
-    def deviates(kind: Kind, check: str, message: str, error: str = "") -> Verdict:
-        return Verdict(case, "deviates", kind, check, message, error, tuple(answers), features)
 
-    outcomes = {answer.outcome for answer in answers}
+def _deviates(held: Verdict, answers: Sequence[Answer], kind: Kind, check: str, message: str, error: str = "") -> Verdict:
+    return replace(held, status="deviates", kind=kind, check=check, message=message, error=error, ranks=tuple(answers))
+
+
+def _judge_unfinished(held: Verdict, answers: Sequence[Answer]) -> Verdict | None:
+    """The verdict where the harness failed, or ranks crashed or did not answer."""
     broken = next((answer.raised for answer in answers if answer.raised and answer.raised.error == HarnessError.__name__), None)
     if broken is not None:
-        return Verdict(case, "error", message=broken.text, error=broken.stack, ranks=tuple(answers))
-    if "crashed" in outcomes:
-        dead = next(answer for answer in answers if answer.outcome == "crashed")
-        return deviates("crash", "process", f"rank {dead.rank} ended by itself: {dead.reason}", dead.reason)
-    if outcomes == {"silent"}:
-        return deviates("hang", "process", "no rank answered within the limit")
-    if "silent" in outcomes:
-        loudest = min((answer for answer in answers if answer.outcome != "silent"), key=lambda answer: answer.outcome == "held")
-        waiting = [answer.rank for answer in answers if answer.outcome == "silent"]
-        message = f"rank {loudest.rank} {_describe_outcome(loudest)} while ranks {waiting} still waited"
-        return deviates("divergence", "process", message, _error_text(loudest))
-    acting = answers
-    if len(outcomes) > 1 and (members := law.member_ranks(case, stage)) is not None:  # ranks that take no part refuse nothing
-        acting = [answer for answer in answers if answer.rank in members or answer.outcome != "held"]
-        outcomes = {answer.outcome for answer in acting}
+        return Verdict(held.case, "error", message=broken.text, error=broken.stack, ranks=tuple(answers))
+    dead = next((answer for answer in answers if answer.outcome == "crashed"), None)
+    if dead is not None:
+        return _deviates(held, answers, "crash", "process", f"rank {dead.rank} ended by itself: {dead.reason}", dead.reason)
+    waiting = [answer.rank for answer in answers if answer.outcome == "silent"]
+    if not waiting:
+        return None
+    if len(waiting) == len(answers):
+        return _deviates(held, answers, "hang", "process", "no rank answered within the limit")
+    loudest = min((answer for answer in answers if answer.outcome != "silent"), key=lambda answer: answer.outcome == "held")
+    message = f"rank {loudest.rank} {_describe_outcome(loudest)} while ranks {waiting} still waited"
+    return _deviates(held, answers, "divergence", "process", message, _error_text(loudest))
+
+
+def _judge_outcomes(held: Verdict, answers: Sequence[Answer], acting: Sequence[Answer]) -> Verdict | None:
+    """The verdict where ranks rejected the case, or only some of them raised."""
+    outcomes = {answer.outcome for answer in acting}
     if "rejected" in outcomes and outcomes <= {"rejected", "held"}:  # ranks that take no part reject nothing
-        reason = next(answer.reason for answer in answers if answer.outcome == "rejected")
-        return Verdict(case, "rejected", message=reason, features=features)
-    if len(outcomes) > 1 and outcomes & {"raised", "rejected"}:
-        message = "; ".join(f"rank {answer.rank} {_describe_outcome(answer)}" for answer in answers)
-        raised = next((answer for answer in answers if answer.outcome == "raised"), answers[0])
-        return deviates("divergence", "outcome", message, _error_text(raised))
-    if outcomes == {"raised"}:
-        errors = {answer.raised.error for answer in acting if answer.raised}
-        first = acting[0].raised
-        assert first is not None
-        if len(errors) > 1:
-            message = "; ".join(f"rank {answer.rank} {_describe_outcome(answer)}" for answer in acting)
-            return deviates("divergence", "error", message, _error_text(acting[0]))
-        if is_refusal(first.error, first.text) and may_refuse(law, case, first.text):
-            lost = "the law's control, which must hold," if case.text == law.control and not isinstance(law.refusal, EarlyRefusal) else ""
-            if law.refusal == "lost":
-                lost = lost or "a case of a law of which earlier releases refuse no case"
-            if lost:
-                message = f"{lost} is refused by every rank: {first.error}: {first.text}"
-                return deviates("raised", REFUSED_NOW, message, _error_text(acting[0]))
-            return Verdict(case, "refused", message=f"{first.error}: {first.text}", error=_error_text(acting[0]), features=features)
-        return deviates("raised", "error", f"every rank raised {first.error}: {strip_stacks(first.text)}", _error_text(acting[0]))
-    severe = _most_severe(answers)
-    if severe is not None:
-        rank, deviation = severe
-        return deviates(deviation.kind, deviation.check, f"rank {rank}: {deviation.message}", _quoted_error(deviation))
+        return replace(held, status="rejected", message=next(answer.reason for answer in answers if answer.outcome == "rejected"))
+    if len(outcomes) == 1 or outcomes.isdisjoint({"raised", "rejected"}):
+        return None
+    raised = next((answer for answer in answers if answer.outcome == "raised"), answers[0])
+    return _deviates(held, answers, "divergence", "outcome", _describe_outcomes(answers), _error_text(raised))
+
+
+def _judge_errors(held: Verdict, answers: Sequence[Answer], acting: Sequence[Answer], law: Law) -> Verdict | None:
+    """The verdict where every rank raised: the case is refused, or the error is a deviation."""
+    first = acting[0]
+    if first.outcome != "raised":
+        return None
+    assert first.raised is not None
+    error, text = first.raised.error, first.raised.text
+    if any(answer.raised and answer.raised.error != error for answer in acting):
+        return _deviates(held, answers, "divergence", "error", _describe_outcomes(acting), _error_text(first))
+    if not (is_refusal(error, text) and may_refuse(law, held.case, text)):
+        return _deviates(held, answers, "raised", "error", f"every rank raised {error}: {strip_stacks(text)}", _error_text(first))
+    lost = ""
+    if held.case.text == law.control and not isinstance(law.refusal, EarlyRefusal):
+        lost = "the law's control, which must hold,"
+    elif law.refusal == "lost":
+        lost = "a case of a law of which earlier releases refuse no case"
+    if lost:
+        return _deviates(held, answers, "raised", REFUSED_NOW, f"{lost} is refused by every rank: {error}: {text}", _error_text(first))
+    return replace(held, status="refused", message=f"{error}: {text}", error=_error_text(first))
+
+
+def _judge_deviations(held: Verdict, answers: Sequence[Answer]) -> Verdict | None:
+    """The verdict where a rank recorded a deviation: the most severe one."""
+    found = [(answer.rank, deviation) for answer in answers for deviation in answer.deviations[:1]]
+    if not found:
+        return None
+    rank, worst = min(found, key=lambda item: (KINDS.index(item[1].kind), item[0]))
+    return _deviates(held, answers, worst.kind, worst.check, f"rank {rank}: {worst.message}", _quoted_error(worst))
+
+
+def _judge_deposits(held: Verdict, answers: Sequence[Answer], target: Target) -> Verdict | None:
+    """The verdict where what ranks contributed does not reduce to what is due."""
     for column in _group_deposits(answers):
         found = _compare_deposits(column, target)
         if found is not None:
-            first_wrong, deviation = found
-            message = deviation.message if first_wrong is None else f"rank {first_wrong}: {deviation.message}"
-            ranks = tuple(_with_contributions(answers, column, deviation))
-            return Verdict(case, "deviates", deviation.kind, deviation.check, message, "", ranks, features)
-    return Verdict(case, "held", features=features)
+            rank, wrong = found
+            message = wrong.message if rank is None else f"rank {rank}: {wrong.message}"
+            return _deviates(held, _with_contributions(answers, column, wrong), wrong.kind, wrong.check, message)
+    return None
 
 
 def may_refuse(law: Law, case: Case, text: str) -> bool:
@@ -109,6 +139,10 @@ def _describe_outcome(answer: Answer) -> str:
     )
 
 
+def _describe_outcomes(answers: Sequence[Answer]) -> str:
+    return "; ".join(f"rank {answer.rank} {_describe_outcome(answer)}" for answer in answers)
+
+
 def _error_text(answer: Answer) -> str:
     return f"{answer.raised.error}: {answer.raised.text}" if answer.raised else ""
 
@@ -117,11 +151,6 @@ def _quoted_error(deviation: Deviation) -> str:
     """The error that a deviation's message quotes: what follows ``refused`` or ``raised``; empty for other kinds."""
     before = {"wrong-error": ": (?:must be )?refused,? ", "raised": ": raised "}.get(deviation.kind)
     return re.split(before, deviation.message, maxsplit=1)[-1] if before else ""
-
-
-def _most_severe(answers: Sequence[Answer]) -> tuple[int, Deviation] | None:
-    found = [(answer.rank, deviation) for answer in answers for deviation in answer.deviations[:1]]
-    return min(found, key=lambda item: (KINDS.index(item[1].kind), item[0]), default=None)
 
 
 def _group_deposits(answers: Sequence[Answer]) -> list[dict[int, Deposit]]:
