@@ -7,6 +7,7 @@ the redistribution. A function called by the rule comes before the rule if it ra
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -89,27 +90,23 @@ def _hang_places(verdict: Verdict) -> Iterator[str]:
 
 def _candidate_places(verdict: Verdict, first: Answer, evidence: Evidence, lines: LineCoverage) -> Iterator[str]:
     """Yield the places to look at, the likeliest first."""
+    law = verdict.case.law
     steps = {answer.rank: answer.evidence.steps for answer in verdict.ranks if answer.evidence is not None}
-    step = (first_deviating_step(steps, "_backward") if "backward" in verdict.case.law else None) or first_deviating_step(steps)
-    home = [place for place in evidence.visited if torch_trace.is_home(place, verdict.case.law.partition(".")[0])]
+    step = (first_deviating_step(steps, "_backward") if "backward" in law else None) or first_deviating_step(steps)
+    home = [place for place in evidence.visited if torch_trace.is_home(place, law.partition(".")[0])]
     # operands that do not fit as global tensors: look at what made them
     unfit = bool(home) and any(map(torch_trace.finds_metadata, evidence.raised[-1:]))
     if step is not None:
         yield from _places_of_step(step, evidence, lines)
     elif first.outcome == "raised" and not unfit:
-        if not evidence.raised and not any(
-            each.rule_asked for each in evidence.steps if not each.completed
-        ):  # C++ raised before any rule was asked
-            return
+        if not evidence.raised and not any(each.rule_asked and not each.completed for each in evidence.steps):
+            return  # C++ raised before any rule was asked
         yield from _places_of_error(evidence, lines)
-    candidates = home if verdict.kind == "wrong-error" else [place for place in home if place in evidence.answered]
-    checks = list(filter(torch_trace.is_check, candidates))
-    yield from reversed([place for place in checks if evidence.callers[place].isdisjoint(checks)])
+    yield from _failed_checks(home if verdict.kind == "wrong-error" else [place for place in home if place in evidence.answered], evidence)
     if verdict.kind == "wrong-error":
-        about_meshes = verdict.case.law.startswith("mesh.")
-        relevant = (place for place in evidence.visited if about_meshes or not torch_trace.is_about_meshes(place))
+        relevant = (place for place in evidence.visited if law.startswith("mesh.") or not torch_trace.is_about_meshes(place))
         yield next(filter(torch_trace.is_candidate, relevant), "")
-    if not torch_trace.is_about_ops(verdict.case.law):
+    if not torch_trace.is_about_ops(law):
         yield from (place for place in evidence.visited if torch_trace.constructs_sharded_tensor(place) and lines.runs_new_lines(place))
         yield from reversed([place for place in home if lines.is_never_in_holding(place)])
         yield from reversed(home)
@@ -121,37 +118,48 @@ def _candidate_places(verdict: Verdict, first: Answer, evidence: Evidence, lines
     yield from lines.by_rarity(evidence.visited)
 
 
+def _failed_checks(places: Iterable[str], evidence: Evidence) -> list[str]:
+    """Those of these functions that validate something, the last first, without those that others of them call."""
+    checks = list(filter(torch_trace.is_check, places))
+    return [place for place in reversed(checks) if evidence.callers[place].isdisjoint(checks)]
+
+
 def _places_of_error(evidence: Evidence, lines: LineCoverage) -> Iterator[str]:
     """Yield the places of an error: the function that raised it, or for an error from below DTensor the op's rule, or the last function
     that does more than pass arguments on."""
-    last = evidence.raised[-1] if evidence.raised else ""
-    refused = last.removeprefix(torch_trace.REFUSED_BY)
     unfinished = [step for step in evidence.steps if not step.completed]
-    rule = (each for step in reversed(unfinished) for each in _places_of_step(step, evidence, lines))
+    rules = [place for step in reversed(unfinished) for place in _places_of_step(step, evidence, lines)]
+    forward_rules = _rules_of_forward(evidence, unfinished)
     frames = [frame.removeprefix(torch_trace.REFUSED_BY) for frame in reversed(evidence.raised)]
+    innermost = frames[0] if frames else ""
+    raised_itself = any(frame.startswith(torch_trace.REFUSED_BY) for frame in evidence.raised[-1:])
     if not any(map(torch_trace.plans_op, frames)):  # an op with its own handler is not planned
         yield from (step.rule for step in unfinished if step.rule in frames)
-    moves = [step for step in unfinished if step.kind == "move" and len(_placement_calls(step)) > 1]
     if any(map(torch_trace.is_redistribution, frames)):  # several steps, and one failed: their order may be wrong
-        yield from (step.rule for step in moves)
-    kin = {step.name.rpartition(".")[0]: step.rule for step in evidence.steps if step.completed and step.kind == "op"}
-    forth = [kin.get(step.name.rpartition(".")[0].removesuffix("_backward"), "") for step in unfinished]
-    if torch_trace.plans_op(refused):  # no rule: take that of ops with similar names, or of the op whose gradient it is
+        yield from (step.rule for step in unfinished if step.kind == "move" and len(_placement_calls(step)) > 1)
+    if torch_trace.plans_op(innermost):  # no rule: take that of ops with similar names, or of the op whose gradient it is
         yield from (step.similar_rule for step in unfinished)
-        yield from forth
+        yield from forward_rules
         yield from (step.rule for step in unfinished)
-    elif torch_trace.selects(frames[0] if frames else ""):  # no strategy to choose from
+    elif torch_trace.selects(innermost):  # no strategy to choose from
         yield from filter(torch_trace.expands_strategies, evidence.visited)
-    elif last != refused and not torch_trace.is_generic(refused) and not torch_trace.is_redistribution(refused):
-        yield from (place for place in evidence.visited if refused in evidence.callers[place] and torch_trace.is_check(place))
-        yield refused
-    elif not refused or torch_trace.only_forwards(refused) or torch_trace.is_redistribution(refused):
+    elif raised_itself and not torch_trace.is_generic(innermost) and not torch_trace.is_redistribution(innermost):
+        yield from (place for place in evidence.visited if innermost in evidence.callers[place] and torch_trace.is_check(place))
+        yield innermost
+    elif not innermost or torch_trace.only_forwards(innermost) or torch_trace.is_redistribution(innermost):
         yield from _places_of_transform(evidence, unfinished)
-        yield from (place for place, step in zip(forth, unfinished, strict=True) if torch_trace.plans_decomposition(step.rule))
-        yield from rule
+        decomposed = (torch_trace.plans_decomposition(step.rule) for step in unfinished)
+        yield from itertools.compress(forward_rules, decomposed)
+        yield from rules
     yield from (frame for frame in frames if not torch_trace.only_forwards(frame) and not torch_trace.is_generic(frame))
-    yield from rule
+    yield from rules
     yield from frames
+
+
+def _rules_of_forward(evidence: Evidence, steps: Sequence[Step]) -> list[str]:
+    """For each of these steps, the rule of the op whose gradient it is; empty where no such op has completed."""
+    rules = {step.name.rpartition(".")[0]: step.rule for step in evidence.steps if step.completed and step.kind == "op"}
+    return [rules.get(step.name.rpartition(".")[0].removesuffix("_backward"), "") for step in steps]
 
 
 def _places_of_transform(evidence: Evidence, unfinished: Sequence[Step]) -> Iterator[str]:
