@@ -102,35 +102,10 @@ def features_of(case: Case, law: Law | None = None) -> frozenset[str]:
 @lru_cache(8192)
 def _field_features(chapter: str, fields: tuple[tuple[str, str], ...]) -> frozenset[str]:
     case = Case("", fields)
-    found: set[str] = set()
     specs = dict(_tensors(case))
-    meshes = case.meshes
-    for name in (field for field, _ in fields if field == "mesh" or field.startswith("mesh.")):
-        mesh = case.mesh(name)
-        found |= mesh_features(mesh, _world_size(case, name, mesh))
-    if len(set(meshes)) > 1 and chapter not in TWO_ENDS:
-        found.add("two-meshes")
-    if case.world != 2:
-        found.add(f"world:{case.world}")
-    on = str(meshes[0]) if meshes else ""
-    for spec in specs.values():
-        found |= tensor_features(spec, on)
-    for shape in (parse_shape(case.get("shape")),) if "shape" in case else ():
-        found |= shape_features(shape)
-        found |= set().union(*(placement_features(shape, on, text) for text in _targets(case, "")))
+    found = {*_world_features(chapter, case), *_layout_features(case, specs), *_option_features(chapter, case)}
     if "steps" in case:
-        found.update(operand_features(specs.values()))
-        found |= program_features(case.get("steps"))
-    found |= {FIELD_FEATURES[name] for name, value in fields if name in FIELD_FEATURES and value != "none"}
-    if chapter in ("roundtrip", "crash"):
-        found |= {f"saved-with:{name}" for name, _ in fields if name in SAVE_OPTIONS}
-    for name, feature in (("dtype", f"dtype:{case.get('dtype', '')}"), ("memory", f"memory:{case.get('memory', '')}")):
-        if name in case and feature in FEATURES:
-            found |= {feature, "noncontiguous"} if name == "memory" else {feature}
-    load_mesh = case.get("mesh.load", on)
-    for name, text in specs.items():
-        for target in _targets(case, name):
-            found |= placement_features(parse_shape(text.partition(":")[0]), load_mesh, target)
+        found |= {*operand_features(specs.values()), *program_features(case.get("steps"))}
     for field in ("state", "into"):
         if field in case:
             found |= state_features(case.get(field))
@@ -140,6 +115,44 @@ def _field_features(chapter: str, fields: tuple[tuple[str, str], ...]) -> frozen
     if chapter in TWO_ENDS and "mesh" in case:
         found.update(_reshard_features(case, specs))
     return frozenset(found)
+
+
+def _world_features(chapter: str, case: Case) -> Iterator[str]:
+    """The features of the world of a case, and of its meshes."""
+    for name, _ in case.fields:
+        if name == "mesh" or name.startswith("mesh."):
+            mesh = case.mesh(name)
+            yield from mesh_features(mesh, _world_size(case, name, mesh))
+    if len(set(case.meshes)) > 1 and chapter not in TWO_ENDS:
+        yield "two-meshes"
+    if case.world != 2:
+        yield f"world:{case.world}"
+
+
+def _layout_features(case: Case, specs: dict[str, str]) -> Iterator[str]:
+    """The features of the tensors of a case, or of its ``shape``, and of the layouts to which they are redistributed."""
+    mesh = str(case.meshes[0]) if case.meshes else ""
+    if "shape" in case:
+        shape = case.shape()
+        yield from shape_features(shape)
+        for target in _targets(case, ""):
+            yield from placement_features(shape, mesh, target)
+    load_mesh = case.get("mesh.load", mesh)
+    for name, text in specs.items():
+        yield from tensor_features(text, mesh)
+        for target in _targets(case, name):
+            yield from placement_features(parse_shape(text.partition(":")[0]), load_mesh, target)
+
+
+def _option_features(chapter: str, case: Case) -> Iterator[str]:
+    """The features of single fields."""
+    for name, value in case.fields:
+        if name in FIELD_FEATURES and value != "none":
+            yield FIELD_FEATURES[name]
+        if name in SAVE_OPTIONS and chapter in ("roundtrip", "crash"):
+            yield f"saved-with:{name}"
+        if name in ("dtype", "memory") and (feature := f"{name}:{value}") in FEATURES:
+            yield from (feature, "noncontiguous") if name == "memory" else (feature,)
 
 
 def _tensors(case: Case) -> Iterator[tuple[str, str]]:

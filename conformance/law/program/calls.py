@@ -6,7 +6,7 @@ The name of a function decides what an argument means: a number is an operand of
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from shardlaw.conformance.law.program.parse import Program
@@ -77,36 +77,24 @@ def program_features(text: str) -> frozenset[str]:
 
 
 def _call_features(call: ast.Call, views: set[str]) -> Iterator[str]:
+    """The features of one call; ``views`` are the names of steps that are views."""
     plain, function = _plain_name(call), function_name(call)
-    args = call.args if function else [call.func.value, *call.args]  # type: ignore[attr-defined]
-    changed, operands = args[0] if args else None, args[1:]
     if plain == "redistribute":
         yield "redistributed"
+    elif plain == "tensor":
+        yield "scalar:tensor"
+    if plain in ("redistribute", "tensor", "slice"):
         return
-    if plain in ("tensor", "slice"):
-        yield from ["scalar:tensor"] * (plain == "tensor")
-        return
+    args = call.args if function else [call.func.value, *call.args]  # type: ignore[attr-defined]
+    operands, keywords = args[1:], {str(keyword.arg): keyword.value for keyword in call.keywords}
     if (function or _method(call)).endswith("_") or plain == "setitem":
         yield "in-place"
-        if changed is not None and (_is_view(changed) or (isinstance(changed, ast.Name) and changed.id in views)):
+        if args and (_is_view(args[0]) or (isinstance(args[0], ast.Name) and args[0].id in views)):
             yield "write-through-view"
-    if plain in VIEWS:
-        yield "view"
-    if plain in SEVERAL_OUTPUTS or (plain in SEVERAL_WITH_DIM and any(map(_is_literal, operands))):
-        yield "several-outputs"
     if any(isinstance(arg, (ast.Tuple, ast.List)) and any(map(_is_operand, arg.elts)) for arg in call.args):
         yield "operands-in-list"
-    keywords = {str(keyword.arg): keyword.value for keyword in call.keywords}
-    if plain in NO_IDENTITY or (plain in NORMS and any(map(_is_infinite, (*operands, *keywords.values())))):
-        yield "no-identity"
-    for name in keywords:
-        if name == "out":
-            yield "out-argument"
-        elif name not in ("dim", "keepdim"):
-            yield f"option:{name}"
-    keepdim = keywords.get("keepdim", operands[1] if plain in MANY_DIMS | SEVERAL_WITH_DIM and len(operands) > 1 else None)
-    if isinstance(keepdim, ast.Constant) and keepdim.value is True:
-        yield "keepdim"
+    yield from _result_features(plain, operands, keywords)
+    yield from _option_features(plain, operands, keywords)
     if plain in SCALAR_OPERANDS:
         yield from (f"scalar:{type(_value(arg)).__name__}" for arg in call.args if type(_value(arg)) in (int, float, bool))
     elif plain in DIM_FIRST and operands:
@@ -114,6 +102,29 @@ def _call_features(call: ast.Call, views: set[str]) -> Iterator[str]:
     elif plain not in NOT_DIMS:
         for arg in (*operands, *(keywords[name] for name in ("dim", "dims") if name in keywords)):
             yield from _dim_features(arg, plain)
+
+
+def _result_features(function: str, operands: Sequence[ast.expr], keywords: Mapping[str, ast.expr]) -> Iterator[str]:
+    """What kind of result a call has."""
+    if function in VIEWS:
+        yield "view"
+    if function in SEVERAL_OUTPUTS or (function in SEVERAL_WITH_DIM and any(map(_is_literal, operands))):
+        yield "several-outputs"
+    if function in NO_IDENTITY or (function in NORMS and any(map(_is_infinite, (*operands, *keywords.values())))):
+        yield "no-identity"
+
+
+def _option_features(function: str, operands: Sequence[ast.expr], keywords: Mapping[str, ast.expr]) -> Iterator[str]:
+    """The features of keyword arguments, and of ``keepdim`` where it is the third argument."""
+    for name in keywords:
+        if name == "out":
+            yield "out-argument"
+        elif name not in ("dim", "keepdim"):
+            yield f"option:{name}"
+    by_position = operands[1] if function in MANY_DIMS | SEVERAL_WITH_DIM and len(operands) > 1 else None
+    keepdim = keywords.get("keepdim", by_position)
+    if isinstance(keepdim, ast.Constant) and keepdim.value is True:
+        yield "keepdim"
 
 
 def _dim_features(arg: ast.expr, function: str) -> Iterator[str]:
