@@ -17,7 +17,6 @@ from shardlaw.conformance.law.script import Script, ScriptError, Stage
 from shardlaw.conformance.law.source import SourceError, Sources
 
 if TYPE_CHECKING:
-    from shardlaw.conformance.law.act import Act
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.law.fields import ScriptArgument
     from shardlaw.conformance.law.law import Law
@@ -32,28 +31,62 @@ EPSILON = {torch.float64: 2**-52, torch.float32: 2**-23, torch.bfloat16: 2**-7, 
 
 def act_script(law: Law, case: Case, key: str = "") -> Script:
     """The script of a case. It compares ``key`` alone where a stage has that key, else the whole result. Raises :class:`ScriptError`."""
-    worlds = law.worlds(case)
     sources, stages, constants = Sources(), list[Stage](), list[str]()
-    compares, scale, used = set[str](), 0.0, list[str]()
-    for at, (act, world) in enumerate(zip(law.acts, worlds, strict=False)):
+    arguments: list[ScriptArgument] = []
+    compared: list[Any] = []
+    for at, (act, world) in enumerate(zip(law.acts, law.worlds(case), strict=False)):
         try:
             name = sources.add(act.function, identifier(law.id) + (f"_{at + 1}" if at else ""))
         except SourceError as error:
             raise ScriptError(str(error)) from None
-        printed = act.script_arguments(case, world)
-        stage, more, wanted = _stage_script(law, act, case, printed, name, world, key, at)
+        by_parameter = act.script_arguments(case, world)
+        stage, own_constants, own_compared = _stage_script(law, case, key, at, world, name, by_parameter)
         stages.append(stage)
-        used += [line for argument in printed.values() for line in argument.imports]
-        for function in dict.fromkeys(function for argument in printed.values() for function in argument.uses):
+        constants += [text for text in own_constants if text not in constants]
+        compared += own_compared
+        arguments += by_parameter.values()
+        for function in dict.fromkeys(function for argument in by_parameter.values() for function in argument.uses):
             sources.include(function)
-        constants += [line for line in more if line not in constants]
-        for value in wanted.values():
-            compares |= set(_comparisons(value))
-            scale = max(scale, _tolerance(value))
     definitions = _prune_tables(sources.definitions.values(), [*constants, *(line for stage in stages for line in stage.body)])
     text = "\n".join([*constants, *definitions, *(line for stage in stages for line in stage.body)])
-    imports = [*sources.imports.values(), *used, *_literal_imports(text)]
-    return Script(tuple(stages), tuple(imports), tuple(constants), scale, tuple(definitions), tuple(sorted(compares)))
+    used = (line for argument in arguments for line in argument.imports)
+    return Script(
+        tuple(stages),
+        imports=(*sources.imports.values(), *used, *_literal_imports(text)),
+        constants=tuple(constants),
+        tolerance=max(map(_tolerance, compared), default=0.0),
+        definitions=tuple(definitions),
+        compares=tuple(sorted({part for value in compared for part in _comparisons(value)})),
+    )
+
+
+def _stage_script(
+    law: Law, case: Case, key: str, at: int, world: int, name: str, arguments: Mapping[str, ScriptArgument]
+) -> tuple[Stage, list[str], list[Any]]:
+    """The script of the act number ``at``, which is called ``name`` there: its stage, its constants, and the due values that it compares
+    with."""
+    act, members = law.acts[at], law.member_ranks(case, at)
+    acting = range(world) if members is None else members
+    due_values = {rank: due.by_key(act.due_on(case, rank, world)) if rank in acting else ... for rank in range(world)}
+    keys = {each for value in due_values.values() if isinstance(value, Mapping) for each in value}
+    is_single = keys <= {due.RESULT}
+    picked = due.RESULT if is_single else key if key in keys else None
+    if picked is not None:
+        due_values = {rank: value.get(picked, ...) if isinstance(value, Mapping) else value for rank, value in due_values.items()}
+    table = f"WANT_{at + 1}" if len(law.acts) > 1 else "WANT"
+    try:
+        want = rank_table(table, {rank: due.for_script(value, rank) for rank, value in due_values.items()})
+    except TypeError as error:
+        raise ScriptError(f"{law.id}: what is due: {error}") from None
+    body = list(dict.fromkeys(line for argument in arguments.values() for line in argument.statements))
+    if len(acting) < world:
+        body += [f"if rank not in {sorted(acting)}:", "    return ..., None"]
+    body.append(f"got = {name}({', '.join(f'{parameter}={argument.expression}' for parameter, argument in arguments.items())})")
+    if picked is not None and not is_single:
+        body.append(f"got = got.get({picked!r})")
+    body.append(f"return {table}[rank], got")
+    constants = ["\n".join(argument.constants) for argument in arguments.values() if argument.constants]
+    return Stage(world, tuple(body)), [*constants, "\n".join(want)], list(due_values.values())
 
 
 def _prune_tables(definitions: Iterable[str], lines: Sequence[str]) -> list[str]:
@@ -82,32 +115,6 @@ def _is_table(text: str) -> bool:
 def identifier(law_id: str) -> str:
     """A law's id, without its variant, as a Python name."""
     return re.sub(r"\W", "_", law_id.partition("[")[0])
-
-
-def _stage_script(
-    law: Law, act: Act, case: Case, printed: Mapping[str, ScriptArgument], name: str, world: int, key: str, at: int
-) -> tuple[Stage, list[str], dict[int, Any]]:
-    constants = ["\n".join(argument.constants) for argument in printed.values() if argument.constants]
-    body = list(dict.fromkeys(line for argument in printed.values() for line in argument.statements))
-    members = law.member_ranks(case, at)
-    acting = range(world) if members is None else members
-    wanted = {rank: due.by_key(act.due_on(case, rank, world)) if rank in acting else ... for rank in range(world)}
-    if members is not None and len(members) < world:
-        body += [f"if rank not in {sorted(members)}:", "    return ..., None"]
-    body.append(f"got = {name}({', '.join(f'{parameter}={argument.expression}' for parameter, argument in printed.items())})")
-    keys = {key for value in wanted.values() if isinstance(value, Mapping) for key in value}
-    is_dict = not keys <= {due.RESULT}
-    if not is_dict or key in keys:
-        compared = key if is_dict else due.RESULT
-        wanted = {rank: value.get(compared, ...) if isinstance(value, Mapping) else value for rank, value in wanted.items()}
-    if is_dict and key in keys:
-        body.append(f"got = got.get({key!r})")
-    table = f"WANT_{at + 1}" if len(law.acts) > 1 else "WANT"
-    try:
-        constants.append("\n".join(rank_table(table, {rank: due.for_script(value, rank) for rank, value in wanted.items()})))
-    except TypeError as error:
-        raise ScriptError(f"{law.id}: what is due: {error}") from None
-    return Stage(world, (*body, f"return {table}[rank], got")), constants, wanted
 
 
 def _literal_imports(text: str) -> Iterator[str]:
