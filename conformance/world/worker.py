@@ -85,10 +85,7 @@ class Rank:
 
     def serve(self) -> None:
         """Run batches until the driver sends :class:`~shardlaw.conformance.world.protocol.Stop` or ends."""
-        while True:
-            message = self._next_message()
-            if isinstance(message, protocol.Stop):
-                return
+        while not isinstance(message := self._next_message(), protocol.Stop):
             if isinstance(message, protocol.Batch):
                 self._run_batch(message)
 
@@ -373,7 +370,7 @@ def exit_now(code: int) -> NoReturn:
 
 def main(index: int, spawn: protocol.Spawn, stream: socket.socket) -> NoReturn:
     """Entry point of the server's child: become rank ``spawn.ranks[index]``."""
-    code, rank = 1, spawn.ranks[index]
+    rank = spawn.ranks[index]
     try:
         use_batch_scheduling()
         # a forked process creates its thread pool on first use, which must not happen in several autograd threads at once
@@ -393,9 +390,9 @@ def main(index: int, spawn: protocol.Spawn, stream: socket.socket) -> NoReturn:
         plans = SharedPlans(rank, spawn.folder) if same_host and spawn.size > 1 and not why_unavailable() else None
         metadata = os.path.join(os.path.dirname(spawn.folder), "metadata")
         Rank(rank, spawn.size, spawn.target, stream, page, plans, same_host, metadata).serve()
-        code = 0
-    except (EOFError, ConnectionError):
-        code = 0
+    except (EOFError, ConnectionError):  # the driver has ended
+        pass
     except BaseException:
         traceback.print_exc()
-    exit_now(code)
+        exit_now(1)
+    exit_now(0)
