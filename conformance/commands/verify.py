@@ -10,9 +10,10 @@ import hashlib
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -39,6 +40,9 @@ from shardlaw.conformance.run.certified_profile import (
     read_profile,
 )
 from shardlaw.conformance.run.finding_file import read_finding
+
+if TYPE_CHECKING:
+    from shardlaw.conformance.law.case import Case
 
 WORDS = {"held", "refused", MISSING, ABSENT, UNSAID, *KINDS}
 NOT_JUDGED = {MISSING, ABSENT, UNSAID}
@@ -164,6 +168,11 @@ def _check_laws(report: RunReport, profile: CertifiedProfile, words_by_case: dic
         lacks = sorted(set(law.needs) & set(report.target.cannot))
         if lacks != line.lacks or bool(lacks) != (MISSING in words):
             yield f"{line.id}: it needs {', '.join(law.needs) or 'nothing'}, of which {', '.join(lacks) or 'nothing'} is declared missing"
+    yield from _check_totals(report)
+
+
+def _check_totals(report: RunReport) -> Iterator[str]:
+    """Check that the totals are the sums of the lines."""
     summed = ("cases", "checks", "rejected", "refused", "skipped_expected")
     counts = {name: sum(getattr(line, name) for line in report.laws) for name in summed}
     counts |= {"findings": len(report.findings), "new": len(report.new()), "unconfirmed": len(report.unconfirmed)}
@@ -216,8 +225,7 @@ def _check_expected(report: RunReport, profile: CertifiedProfile, words_by_case:
 
 @cache
 def _load_shipped(torch: str, target: str) -> expectations.Expectations:
-    found = expectations.load(expectations.shipped_files(), list(catalogue().values()), torch, target)
-    return expectations.Expectations(entry for entry in found.entries if not entry.target)
+    return expectations.load_for_certificate(list(catalogue().values()), torch, target)[0]
 
 
 def _check_cases(folder: Path, report: RunReport, profile: CertifiedProfile, words_by_case: dict[str, str]) -> Iterator[str]:
@@ -227,36 +235,46 @@ def _check_cases(folder: Path, report: RunReport, profile: CertifiedProfile, wor
         yield "cases.txt cannot be read"
         return
     judged: dict[str, list[str]] = {}
-    counted: dict[str, Counter[str]] = {law_id: Counter() for law_id in profile.laws}
     controls = {find(law_id).control for law_id in profile.laws}
     for line in lines:
         word, _, text = (*line.split(" ", 2), "", "")[:3]
-        if (text not in words_by_case and text not in controls) or word not in WORDS or text.split(" ", 1)[0] not in counted:
+        if (text not in words_by_case and text not in controls) or word not in WORDS or text.split(" ", 1)[0] not in profile.laws:
             yield f"cases.txt: {line!r} is no case of the list with a verdict"
             return
         judged.setdefault(text, []).append(word)
-        counted[text.split(" ", 1)[0]][word] += 1
-    for law in report.laws:
-        words = counted.get(law.id, Counter())
-        counts = {"cases": words.total() - words[ABSENT], "rejected": words[ABSENT], "refused": words["refused"]}
-        counts["wrong"] = sum(words[kind] for kind in KINDS)
-        for name, count in counts.items():
-            if getattr(law, name) != count:
-                yield f"{law.id}: the report counts {getattr(law, name)} under {name}, cases.txt {count}"
+    yield from _check_counts(report, judged)
     unsure = {line.law for line in report.unconfirmed if line.kind in judged.get(line.text, ())}
     for each in report.unconfirmed:
         if each.law not in unsure:
             yield f"{each.text}: unconfirmed {each.kind}, {_count_words(judged.get(each.text, ['not judged']))} in cases.txt"
     for case in profile.cases:
-        word = words_by_case[case.text]
-        kind, found = word.split()[-1] if word.startswith(EXPECTED) else word, judged.get(case.text, [])
-        if word in (MISSING, UNSAID):
-            if found and word == MISSING:
-                yield f"{case.text}: {word} in {FILE}, and judged in cases.txt"
-        elif len(found) > 1 and found != ["refused", kind] and len(set(found)) > 1:  # a refusal is tried again where support was lost
-            yield f"{case.text}: {_count_words(found)} in cases.txt"
-        elif kind not in found and not (case.law in unsure and set(found) & {*KINDS}):
-            yield f"{case.text}: {kind} in {FILE}, {_count_words(found or ['not judged'])} in cases.txt"
+        yield from _check_case(case, words_by_case[case.text], judged.get(case.text, []), case.law in unsure)
+
+
+def _check_counts(report: RunReport, judged: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Check the counts of each law against the words that ``cases.txt`` has by case."""
+    words_by_law: dict[str, Counter[str]] = {}
+    for text, words in judged.items():
+        words_by_law.setdefault(text.split(" ", 1)[0], Counter()).update(words)
+    for law in report.laws:
+        count = words_by_law.get(law.id, Counter())
+        counts = {"cases": count.total() - count[ABSENT], "rejected": count[ABSENT], "refused": count["refused"]}
+        counts["wrong"] = sum(count[kind] for kind in KINDS)
+        for name, number in counts.items():
+            if getattr(law, name) != number:
+                yield f"{law.id}: the report counts {getattr(law, name)} under {name}, cases.txt {number}"
+
+
+def _check_case(case: Case, word: str, judged: Sequence[str], is_unsure: bool) -> Iterator[str]:
+    """Check the word of a case in ``verdicts.txt`` against those in ``cases.txt``; ``is_unsure``: its law has an unconfirmed deviation."""
+    kind = word.rpartition(" ")[2] if word.startswith(EXPECTED) else word
+    if word in (MISSING, UNSAID):
+        if judged and word == MISSING:
+            yield f"{case.text}: {word} in {FILE}, and judged in cases.txt"
+    elif len(set(judged)) > 1 and judged != ["refused", kind]:  # a refusal is tried again where support was lost
+        yield f"{case.text}: {_count_words(judged)} in cases.txt"
+    elif kind not in judged and not (is_unsure and set(judged) & {*KINDS}):
+        yield f"{case.text}: {kind} in {FILE}, {_count_words(judged or ['not judged'])} in cases.txt"
 
 
 def _check_pages(folder: Path, report: RunReport) -> Iterator[str]:

@@ -35,26 +35,40 @@ def group_by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str,
     """Group ``new`` by cause, in the order in which the causes first occur. A group begins with the findings at its most frequent place,
     smallest case first. ``reached`` counts, by feature, how many of the run's ``cases`` had it."""
     position = {line.id: number for number, line in enumerate(new)}
-    found: list[list[FindingLine]] = []
-    for lines in _group_by((line for line in new if line.in_back_end), lambda line: line.cause):
-        group = next((others for others in found if _is_explained_by(lines[0], others)), None)
-        found.append(lines) if group is None else group.extend(lines)
-    collectives = [*found]
+    collectives = _group_by_collective([line for line in new if line.in_back_end])
     unexplained: list[FindingLine] = []
     for line in (line for line in new if not line.in_back_end):
-        next((others for others in collectives if _is_explained_by(line, others)), unexplained).append(line)
+        next((group for group in collectives if _is_explained_by(line, group)), unexplained).append(line)
+    found = [*collectives, *_group_by_place(unexplained, cases * RARE_SHARE, reached)]
+    for group in found:
+        _put_frequent_place_first(group)
+    return sorted(found, key=lambda group: min(position[line.id] for line in group))
+
+
+def _group_by_collective(lines: Sequence[FindingLine]) -> list[list[FindingLine]]:
+    """Group findings in a backend by cause."""
+    found: list[list[FindingLine]] = []
+    for alike in _group_by(lines, lambda line: line.cause):
+        group = next((group for group in found if _is_explained_by(alike[0], group)), None)
+        found.append(alike) if group is None else group.extend(alike)
+    return found
+
+
+def _group_by_place(lines: Sequence[FindingLine], rare: float, reached: Mapping[str, int]) -> list[list[FindingLine]]:
+    """Group findings in torch by cause; a feature is ``rare`` if no more cases have it."""
     groups: list[tuple[list[FindingLine], list[FindingLine]]] = []  # the lines at the group's own place, and all its lines
-    rare = cases * RARE_SHARE
-    for lines in sorted(_group_by(unexplained, _group_key), key=len, reverse=True):
-        fitting = (group for own, group in groups if _is_same_fault(own, lines) or _share_rare_feature(own, lines, rare, reached))
+    for alike in sorted(_group_by(lines, _group_key), key=len, reverse=True):
+        fitting = (group for own, group in groups if _is_same_fault(own, alike) or _share_rare_feature(own, alike, rare, reached))
         group = next(fitting, None)
-        groups.append((lines, [*lines])) if group is None else group.extend(lines)
-    found += [group for _, group in groups]
-    for lines in found:
-        named = Counter(place for line in lines for place in {_place_of(line), *map(_strip_request, line.places)})
-        shown = _place_of(max(lines, key=lambda line: (line.in_back_end, named[_place_of(line)])))
-        lines.sort(key=lambda line: (_place_of(line) != shown, _size_key(line)))
-    return sorted(found, key=lambda lines: min(position[line.id] for line in lines))
+        groups.append((alike, [*alike])) if group is None else group.extend(alike)
+    return [group for _, group in groups]
+
+
+def _put_frequent_place_first(group: list[FindingLine]) -> None:
+    """Sort a group in place: the findings at its most frequent place first, then by the size of their cases."""
+    named = Counter(place for line in group for place in {_place_of(line), *map(_strip_request, line.places)})
+    shown = _place_of(max(group, key=lambda line: (line.in_back_end, named[_place_of(line)])))
+    group.sort(key=lambda line: (_place_of(line) != shown, _size_key(line)))
 
 
 def _group_by(lines: Iterable[FindingLine], key: Callable[[FindingLine], str]) -> list[list[FindingLine]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shardlaw.conformance.report.run_report import EXIT_MEANINGS, OUTCOMES, FindingLine, RunReport
@@ -16,6 +17,18 @@ MANY_FEATURES = 60
 
 def render_markdown(report: RunReport, folder: Path) -> str:
     """The text of the file; ``folder`` is the report's folder as the text shall name it."""
+    lines = [*_head_lines(report), *_new_lines(report, folder)]
+    if report.totals.unconfirmed:
+        lines += ["", f"{count_noun(report.totals.unconfirmed, 'deviation')} did not repeat: see `unconfirmed` in report.json."]
+    lines += _list_section("Errors of the harness", [f"{error.law}: {_escape_line(error.message)}" for error in report.errors])
+    lines += _list_section("Warnings", map(_escape_line, report.warnings))
+    lines += _list_section("Declared", map(_escape_line, declared_lines(report)))
+    lines += _list_section("Not reached", _not_reached_lines(report))
+    return "\n".join(lines) + "\n"
+
+
+def _head_lines(report: RunReport) -> list[str]:
+    """The title, the request, and a table of chapters."""
     target, totals = report.target, report.totals
     lines = [
         f"# shardlaw {report.harness} on {target.name}: {headline(report)}",
@@ -32,38 +45,38 @@ def render_markdown(report: RunReport, folder: Path) -> str:
     ]
     for chapter, count in report.chapters().items():
         lines.append(f"| {chapter} | {count['laws']} | {' | '.join(str(count[outcome]) for outcome in OUTCOMES)} | {count['cases']:,} |")
-    new = report.new()
-    if new:
-        lines += ["", "## New findings", ""]
-        causes = report.causes()
-        for at, (found, *others) in enumerate(causes[:SHOWN_FINDINGS], 1):
-            lines += _finding_lines(at, found, folder)
-            if others:
-                names = ", ".join(f"`{other.id}` {other.law}" for other in others[:SHOWN_OTHERS])
-                more = f" and {len(others) - SHOWN_OTHERS} more" if len(others) > SHOWN_OTHERS else ""
-                lines.append(f"   the same cause: {names}{more}  ")
-        if len(causes) > SHOWN_FINDINGS:
-            lines.append(f"\nand {len(causes) - SHOWN_FINDINGS} more in `{folder}/findings/`")
-        lines += [text for line in common_lines(report) for text in ("", _escape_line(line))]
-    if totals.unconfirmed:
-        lines += [
-            "",
-            f"{count_noun(totals.unconfirmed, 'deviation')} did not repeat: see `unconfirmed` in report.json.",
-        ]
-    if report.errors:
-        lines += ["", "## Errors of the harness", "", *(f"- {error.law}: {_escape_line(error.message)}" for error in report.errors)]
-    if report.warnings:
-        lines += ["", "## Warnings", "", *(f"- {_escape_line(warning)}" for warning in report.warnings)]
-    if report.target.cannot:
-        lines += ["", "## Declared", "", *(f"- {_escape_line(line)}" for line in declared_lines(report))]
-    reasons = report.untested()
-    if reasons or report.features_missing:
-        lines += ["", "## Not reached", ""]
-        for reason, laws in list(reasons.items())[:SHOWN_REASONS]:
-            lines.append(f"- {count_noun(len(laws), 'law')}, {_escape_line(reason)}: {', '.join(laws[:3])}{', ...' * (len(laws) > 3)}")
-        if report.features_missing:
-            lines.append(f"- {missing_features(report, SHOWN_FEATURES)}")
-    return "\n".join(lines) + "\n"
+    return lines
+
+
+def _new_lines(report: RunReport, folder: Path) -> list[str]:
+    """The new findings by cause."""
+    causes = report.causes()
+    if not causes:
+        return []
+    lines = ["", "## New findings", ""]
+    for at, (found, *others) in enumerate(causes[:SHOWN_FINDINGS], 1):
+        lines += _finding_lines(at, found, folder)
+        if others:
+            names = ", ".join(f"`{other.id}` {other.law}" for other in others[:SHOWN_OTHERS])
+            more = f" and {len(others) - SHOWN_OTHERS} more" if len(others) > SHOWN_OTHERS else ""
+            lines.append(f"   the same cause: {names}{more}  ")
+    if len(causes) > SHOWN_FINDINGS:
+        lines.append(f"\nand {len(causes) - SHOWN_FINDINGS} more in `{folder}/findings/`")
+    return [*lines, *(text for line in common_lines(report) for text in ("", _escape_line(line)))]
+
+
+def _not_reached_lines(report: RunReport) -> Iterator[str]:
+    """Why laws are untested, and the features that no case had."""
+    for reason, laws in list(report.untested().items())[:SHOWN_REASONS]:
+        yield f"{count_noun(len(laws), 'law')}, {_escape_line(reason)}: {', '.join(laws[:3])}{', ...' * (len(laws) > 3)}"
+    if report.features_missing:
+        yield missing_features(report, SHOWN_FEATURES)
+
+
+def _list_section(title: str, lines: Iterable[str]) -> list[str]:
+    """A section with a list; nothing for an empty list."""
+    items = [f"- {line}" for line in lines]
+    return ["", f"## {title}", "", *items] if items else []
 
 
 def headline(report: RunReport) -> str:

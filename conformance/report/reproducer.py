@@ -254,20 +254,17 @@ def _script_lines(script: Script, header: Sequence[str], before: Sequence[Script
         return [f"    {line}" if line else line for statement in statements for line in statement.split("\n")]
 
     parts = (script, *before)
+    branches = _agrees_branches(script)
     imports = {"import torch", "import torch.distributed as dist", *(line for part in parts for line in part.imports)}
-    imports |= {f"import {join.module}"} if join.setup else set()
-    imports |= {f"import {module}" for module in join.storages}
-    cases = _agrees_branches(script)
-    if "DTensor" in cases:
-        imports.add("from torch.distributed.tensor import DTensor")
+    imports |= {f"import {module}" for module in (join.module, *join.storages) if module}
+    imports |= {"from torch.distributed.tensor import DTensor"} if "DTensor" in branches else set()
     lines = [
         *_docstring_lines(header),
         "import contextlib, multiprocessing.connection, os, signal, sys, tempfile",
         BEGIN,
         *_merge_imports(imports),
     ]
-    definitions = list(dict.fromkeys(text for part in parts for text in part.definitions))
-    for text in definitions:
+    for text in dict.fromkeys(text for part in parts for text in part.definitions):
         lines += ["", text]
     if script.constants:
         lines += ["", *script.constants]
@@ -279,24 +276,33 @@ def _script_lines(script: Script, header: Sequence[str], before: Sequence[Script
     for name, stage in zip(names, script.stages, strict=True):
         lines += ["", f"def {name}(rank):", *block([*calls, *stage.body])]
     stages = ", ".join(f"({stage.world}, {name})" for name, stage in zip(names, script.stages, strict=True))
-    raised = about.kind in ("raised", "divergence") and about.error
+    return [*lines, *_fill_template(branches, stages, join, about)]
+
+
+def _fill_template(branches: str, stages: str, join: ScriptTarget, about: FaultInfo) -> list[str]:
+    """The end of a script, which starts the ranks and judges what they return; ``branches`` are those of ``agrees``, ``stages`` pairs of a
+    world's size and a function."""
+    shows_error = about.kind in ("raised", "divergence") and bool(about.error)
     # an error about a lost peer is a consequence of another rank's error or timeout
     lost = "'closed by peer' in str(error)"
-    raises = f"1 if type(error).__name__ == {about.error!r} and not {lost} else 2"
-    other = f"3 if {lost} else 2" if about.kind == "hang" else "2"
-    template = TEMPLATE.substitute(
-        CASES=cases,
+    if shows_error:
+        raised = f"1 if type(error).__name__ == {about.error!r} and not {lost} else 2"
+    elif about.kind:
+        raised = f"3 if {lost} else 2" if about.kind == "hang" else "2"
+    else:  # any error counts as the fault, except Meaningless: the case is invalid
+        raised = "2 if type(error).__name__ == 'Meaningless' else 1"
+    text = TEMPLATE.substitute(
+        CASES=branches,
         SECONDS=LIMIT_SECONDS,
         GRACE=GRACE_SECONDS,
         JOINING="".join(f"        {line}\n" for line in join.lines()),
         BACKEND=join.backend,
-        RIGHT="True" if raised else "agrees(want, got)",
-        # without a known kind any error counts as the fault, except Meaningless: the case is invalid
-        RAISED=raises if raised else other if about.kind else "2 if type(error).__name__ == 'Meaningless' else 1",
+        RIGHT="True" if shows_error else "agrees(want, got)",
+        RAISED=raised,
         FAULT=FAULTS.get(about.kind, "1 in ends"),
         STAGES=stages,
     )
-    return [*lines, *template.rstrip().split("\n")]
+    return text.rstrip().split("\n")
 
 
 def _agrees_branches(script: Script) -> str:

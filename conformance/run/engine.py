@@ -69,26 +69,23 @@ class Run(RunState):
         from shardlaw.conformance.run.certified_profile import read_profile
         from shardlaw.conformance.run.supported import for_installed_torch, supported_laws
 
-        listed = read_profile(request.certify) if request.certify else None
-        if listed is None:
-            laws = select(list(catalogue().values()), request.laws, request.ops)
-            files = [] if request.no_expect else expectations.expectation_files(target, request.expect)
-        else:
+        known_laws = list(catalogue().values())
+        certified = read_profile(request.certify) if request.certify else None
+        backend_expectations = None
+        if certified is not None:
             if target.tolerance != TOLERANCE:
                 raise UsageError(f"--certify {request.certify}: target {target.name} has a tolerance of its own: want none")
-            laws = [find(law_id) for law_id in listed.laws]
-            files = expectations.shipped_files()
-        expected = expectations.load(files, list(catalogue().values()), torch.__version__, target.name)
-        expected.chosen = frozenset(smoke_shares() if request.uses_smoke_shares else ())
-        unexcused = None
-        if listed is not None:  # a certified run does not accept the known faults of one backend
-            unexcused = expectations.Expectations(entry for entry in expected.entries if entry.target)
-            expected = expectations.Expectations(entry for entry in expected.entries if not entry.target)
-        known = _read_stored_cases(request.known, {law.id for law in laws})
-        shrinking = SHRINK_TOTAL_SECONDS[request.profile] if listed is None else 0.0
-        super().__init__(request, target, [*map(for_installed_torch, laws)], expected, known, shrinking)
+            laws, shrink_seconds = [find(law_id) for law_id in certified.laws], 0.0
+            expected, backend_expectations = expectations.load_for_certificate(known_laws, torch.__version__, target.name)
+        else:
+            laws, shrink_seconds = select(known_laws, request.laws, request.ops), SHRINK_TOTAL_SECONDS[request.profile]
+            files = [] if request.no_expect else expectations.expectation_files(target, request.expect)
+            expected = expectations.load(files, known_laws, torch.__version__, target.name)
+            expected.chosen = frozenset(smoke_shares() if request.uses_smoke_shares else ())
+        stored = _read_stored_cases(request.known, {law.id for law in laws})
+        super().__init__(request, target, [*map(for_installed_torch, laws)], expected, stored, shrink_seconds)
         self.supported = supported_laws(torch.__version__, request.profile)
-        self.certified, self.backend_expectations = listed, unexcused
+        self.certified, self.backend_expectations = certified, backend_expectations
         self.pool = pool
         self.limits = Limits(
             request.world_size, target.dtypes, frozenset(target.cannot), request.larger_world_size if target.device == "cpu" else 0

@@ -178,3 +178,9 @@ def load(files: Sequence[Path], laws: Sequence[Law], torch_version: str, target:
     aliases = {alias: law.id for law in laws for alias in law.aliases}
     entries = [entry for file in files for entry in read_entries(file, ids, aliases)]
     return Expectations(entry for entry in entries if entry.applies_to(torch_version, target))
+
+
+def load_for_certificate(laws: Sequence[Law], torch_version: str, target: str) -> tuple[Expectations, Expectations]:
+    """The shipped expectations that a certified run accepts, and those about single backends, which it does not accept."""
+    entries = load(shipped_files(), laws, torch_version, target).entries
+    return Expectations(entry for entry in entries if not entry.target), Expectations(entry for entry in entries if entry.target)
