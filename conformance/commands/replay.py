@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +43,11 @@ class ReplayCase:
     target: str = "gloo"
     storage: str = ""
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Where it runs: the names of target and storage."""
+        return self.target, self.storage
+
 
 def replay(what: str, target: str | None = None, storage: str | None = None, times: int = 1, trace: bool = False) -> int:
     """Run ``what`` again, each time in a fresh world, and print every verdict. A stored finding runs on its own target and storage unless
@@ -56,36 +60,34 @@ def replay(what: str, target: str | None = None, storage: str | None = None, tim
 
     if times < 1:
         raise UsageError(f"--times {times}: want 1 or more")
-    cases = sorted(_find_cases(what), key=lambda item: not item.expected)  # expected ones first, so that new ones end the output
+    found = [replace(item, target=target or item.target, storage=storage or item.storage) for item in _find_cases(what)]
+    cases = sorted(found, key=lambda item: not item.expected)  # expected ones first, so that new ones end the output
     config = read_config()
     targets: dict[tuple[str, str], Target] = {}
     for item in cases:
-        name = target or item.target, storage or item.storage
         try:
-            targets[name] = with_storage(get_target(name[0], config), name[1] or None, config)
+            live = targets[item.place] = with_storage(get_target(item.target, config), item.storage or None, config)
         except UsageError as error:
             raise UsageError(f"{item.name + ': ' if item.name and not target else ''}{error}") from None
-        check_target(targets[name], max(item.case.world, item.law.smallest))
-    judged, counts_by_word = 0, Counter[str]()
-    new: list[ReplayCase] = []
+        check_target(live, max(item.case.world, item.law.smallest))
+    judged, items_by_word = 0, dict[str, list[ReplayCase]]()
     with ExitStack() as stack:
         pools: dict[tuple[str, str], Pool] = {}
         for item in cases:
-            name = target or item.target, storage or item.storage
             try:
-                if name not in pools:
-                    pools[name] = stack.enter_context(Pool(targets[name]))
-                verdicts = _run_fresh(item, pools[name], times, trace)
-                word = _conclude(item, verdicts, _load_expectations(targets[name]), pools[name])
+                if item.place not in pools:
+                    pools[item.place] = stack.enter_context(Pool(targets[item.place]))
+                verdicts = _run_fresh(item, pools[item.place], times, trace)
+                word = _conclude(item, verdicts, _load_expectations(targets[item.place]), pools[item.place])
             except WorldError as error:
-                raise UsageError(f"target {name[0]} cannot start: {error}") from None
+                raise UsageError(f"target {item.target} cannot start: {error}") from None
             judged += sum(verdict.status != "rejected" for verdict in verdicts)
-            counts_by_word[word] += 1
-            new += [item] * (word == "new")
+            items_by_word.setdefault(word, []).append(item)
     if not judged:
         raise UsageError(f"no case was judged: {verdicts[-1].message}")
+    new = items_by_word.get("new", [])
     if len(cases) > 1:
-        counts = ", ".join(f"{counts_by_word[word]} {word}" for word in ("held", "expected", "new") if counts_by_word[word])
+        counts = ", ".join(f"{len(items_by_word[word])} {word}" for word in ("held", "expected", "new") if word in items_by_word)
         print(f"{len(cases)} findings tried again: {counts}", *(f"  {item.name} {item.case.text}" for item in new), sep="\n")
     return 1 if new else 0
 

@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.law.evidence import Evidence
 
-KINDS = ("crash", "hang", "divergence", "raised", "wrong-error", "wrong-layout", "wrong-metadata", "wrong-value")
 Kind = Literal["crash", "hang", "divergence", "raised", "wrong-error", "wrong-layout", "wrong-metadata", "wrong-value"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 Outcome = Literal["held", "deviates", "raised", "rejected", "crashed", "silent"]
 Status = Literal["held", "refused", "rejected", "deviates", "error"]
 

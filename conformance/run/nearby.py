@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.run.search import Plan, StopDrawing
+from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import Partial, Placements, Replicate, format_placements, parse_placements
 from shardlaw.reference.tensors import TensorSpec
@@ -72,10 +73,7 @@ def simpler_cases(case: Case) -> list[Case]:
 def _simplify(case: Case) -> Iterator[Case]:
     mesh = case.mesh() if "mesh" in case else None
     if mesh is not None:
-        for table in ("x".join(map(str, mesh.shape)), "x".join(str(max(2, size)) for size in mesh.shape)):
-            yield case.with_fields(mesh=table)
-        for dim in range(mesh.ndim if mesh.ndim > 1 else 0):
-            yield _restrict_to_mesh_dim(case, dim, mesh.ndim, max(2, mesh.shape[dim]))
+        yield from _simplify_mesh(case, mesh)
     ranks = mesh.size if mesh is not None else 2
     replicated: dict[str, str] = {}
     for name, text in case.fields:
@@ -91,6 +89,15 @@ def _simplify(case: Case) -> Iterator[Case]:
         elif name not in ("mesh", "world"):
             yield replace(case, fields=tuple(field for field in case.fields if field[0] != name))
     yield replace(case, fields=tuple((name, replicated.get(name, text)) for name, text in case.fields))
+
+
+def _simplify_mesh(case: Case, mesh: Mesh) -> Iterator[Case]:
+    """The case with ranks in order, without mesh dims of one rank, and on single mesh dims."""
+    for sizes in (mesh.shape, [max(2, size) for size in mesh.shape]):
+        yield case.with_fields(mesh="x".join(map(str, sizes)))
+    if mesh.ndim > 1:
+        for dim, size in enumerate(mesh.shape):
+            yield _restrict_to_mesh_dim(case, dim, mesh.ndim, max(2, size))
 
 
 def _simplify_tensor(spec: TensorSpec, ranks: int) -> Iterator[TensorSpec]:
