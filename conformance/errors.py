@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
 
 ALL_NAMED = 20
 
@@ -31,3 +34,21 @@ def one_of(word: str, known: Iterable[str]) -> str:
     if close:
         return f"nearest: {', '.join(close)}"
     return f"known: {', '.join(names)}" if 0 < len(names) <= ALL_NAMED else f"{len(names)} are known"
+
+
+def convert_table(
+    table: Mapping[str, Any], keys: Mapping[str, tuple[Any, str]], refuse: Callable[[str, str], UsageError]
+) -> dict[str, Any]:
+    """The values of a table from a file, converted to the types of their ``keys``, each of which also says what is wanted. Raises
+    ``refuse(key, message)`` for an unknown key and for a value of another type."""
+    for key in table:
+        if key not in keys:
+            raise refuse(key, f"unknown key {key!r} ({one_of(key, keys)})")
+    found = {}
+    for key, value in table.items():
+        kind, wanted = keys[key]
+        try:
+            found[key] = msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            raise refuse(key, f"{key} = {value!r}: want {wanted}") from None
+    return found

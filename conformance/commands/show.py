@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.report.layouts import ranks_by_element
 from shardlaw.conformance.report.wording import count_noun
 from shardlaw.reference.layout import Layout, LayoutError
 from shardlaw.reference.mesh import Coord, Mesh
@@ -109,13 +110,7 @@ def _element_table(layout: Layout) -> list[str]:
     rows, columns = (1, *layout.shape)[-2:]
     if rows > MAX_ROWS or columns > MAX_WIDTH // 2:
         return [f"(a picture of {format_shape(layout.shape)} would be too large)"]
-    holders: list[list[list[int]]] = [[[] for _ in range(columns)] for _ in range(rows)]
-    for coord in layout.mesh.coords():
-        owned = layout.owned(coord)
-        for row in owned[0] if len(owned) == 2 else (0,):
-            for column in owned[-1]:
-                holders[row][column].append(layout.mesh.rank_at(coord))
-    cells = [[",".join(map(str, sorted(ranks))) for ranks in row] for row in holders]
+    cells = [[",".join(map(str, ranks)) for ranks in row] for row in ranks_by_element(layout, rows, columns)]
     names = [str(row) for row in range(rows)] if len(layout.shape) == 2 else ["rank"]
     table = align_columns([["", *map(str, range(columns))], *([name, *row] for name, row in zip(names, cells, strict=True))])
     if max(map(len, table)) > MAX_WIDTH:

@@ -89,7 +89,7 @@ def _draw_layout(name: str, layout: Layout) -> LayoutPicture:
     shape, mesh, placements = format_shape(layout.shape), layout.mesh, format_placements(layout.placements)
     rows, columns = math.prod(layout.shape[:-1]), (layout.shape or (1,))[-1]
     is_drawn = 0 < rows <= MAX_EXTENT and 0 < columns <= MAX_EXTENT
-    areas = list(_merge_areas(_ranks_by_element(layout, rows, columns))) if is_drawn else []
+    areas = list(_merge_areas(ranks_by_element(layout, rows, columns))) if is_drawn else []
     cell = min(MAX_CELL, max([CELL, *((len(rank_label(ranks)) * LETTER + 4) / wide for _, _, wide, _, ranks in areas)]))
     colours = {rank: COLOURS[at % len(COLOURS)] for at, rank in enumerate(sorted(mesh.ranks))}
     stripes, names = [], []
@@ -116,7 +116,7 @@ def _draw_layout(name: str, layout: Layout) -> LayoutPicture:
     )
 
 
-def _ranks_by_element(layout: Layout, rows: int, columns: int) -> list[list[tuple[int, ...]]]:
+def ranks_by_element(layout: Layout, rows: int, columns: int) -> list[list[tuple[int, ...]]]:
     """The ranks that hold each element, in ascending order, by row and column."""
     ranks_at: list[list[list[int]]] = [[[] for _ in range(columns)] for _ in range(rows)]
     for rank, coord in sorted((layout.mesh.rank_at(coord), coord) for coord in layout.mesh.coords()):

@@ -41,7 +41,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from shardlaw.conformance.errors import UsageError, one_of
+from shardlaw.conformance.errors import UsageError, convert_table, one_of
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.condition import Condition
 from shardlaw.conformance.law.selection import select_ids
@@ -137,7 +137,7 @@ class _ExpectationFile:
     def _cause_entries(self) -> Iterator[Entry]:
         blocks = list(self._tables("cause", self._data.get("cause", [])))
         for block, _, refuse in blocks:
-            _check_keys(block, CAUSE_KEYS, refuse)
+            convert_table(block, CAUSE_KEYS, refuse)
         tried = {release for block, _, _ in blocks for release in block.get("seen", ())}
         known: dict[str, int] = {}
         entry_count = 0
@@ -151,13 +151,13 @@ class _ExpectationFile:
             fields = {key: block[key] for key in ("id", "title", "where", "issue") if key in block}
             cause = Cause(**fields, seen=_sort_releases(block.get("seen", ())), tried=_sort_releases(tried))
             for table, at, refuse_entry in self._tables("cause.expect", block["expect"], entry_count):
-                _check_keys(table, ENTRY_KEYS, refuse_entry)
+                convert_table(table, ENTRY_KEYS, refuse_entry)
                 yield self._make_entry({"issue": cause.issue, **table, "reason": cause.title}, at, refuse_entry, cause)
             entry_count += len(block["expect"])
 
     def _lone_entries(self, drafts: bool) -> Iterator[Entry]:
         for block, line, refuse in self._tables("expect", self._data.get("expect", [])):
-            _check_keys(block, LONE_KEYS, refuse)
+            convert_table(block, LONE_KEYS, refuse)
             entry = self._make_entry(block, line, refuse, None)
             if not (entry.has_reason or drafts):
                 raise refuse("reason", f"reason = {entry.reason!r} is not filled in: say what causes it")
@@ -197,17 +197,6 @@ def _sort_releases(releases: Iterator[str] | AbstractSet[str] | Sequence[str]) -
     from packaging.version import Version
 
     return tuple(sorted(set(releases), key=Version))
-
-
-def _check_keys(block: Mapping[str, Any], keys: Keys, refuse: Refuse) -> None:
-    for key, value in block.items():
-        if key not in keys:
-            raise refuse(key, f"unknown key {key!r} ({one_of(key, keys)})")
-        kind, wanted = keys[key]
-        try:
-            msgspec.convert(value, kind)
-        except msgspec.ValidationError:
-            raise refuse(key, f"{key} = {value!r}: want {wanted}") from None
 
 
 def _check_case(text: str, laws: Sequence[str], refuse: Refuse) -> None:

@@ -32,7 +32,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from shardlaw.conformance.errors import UsageError, one_of
+from shardlaw.conformance.errors import UsageError, convert_table, one_of
 from shardlaw.conformance.law.target import CAPABILITIES, TOLERANCE, Target
 from shardlaw.conformance.target.builtin import BUILTIN, check_devices
 
@@ -77,7 +77,7 @@ def read_config(folder: Path | None = None) -> Config:
     if data is None:
         return Config(None, {}, {})
     where = f"{path.name}: [{table}]" if table else path.name
-    _check_keys(where, data, ("target", "storage"))
+    _convert_values(where, data, dict.fromkeys(("target", "storage"), (Any, "tables")))
     blocks = f"{path.name}: [{table}." if table else f"{path.name}: ["
     targets = {
         name: parse_target(f"{blocks}target.{name}]", name, block, folder)
@@ -181,15 +181,7 @@ WORDS = {"cannot": CAPABILITIES, "dtypes": DTYPES}
 
 def _convert_values(where: str, block: Mapping[str, Any], keys: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
     """The values of a block, converted to the types of their keys. Raises :class:`UsageError`."""
-    _check_keys(where, block, keys)
-    values = {}
-    for key, value in block.items():
-        kind, wanted = keys[key]
-        try:
-            values[key] = msgspec.convert(value, kind)
-        except msgspec.ValidationError:
-            raise UsageError(f"{where}: {key} = {value!r}: want {wanted}") from None
-    return values
+    return convert_table(block, keys, lambda _, message: UsageError(f"{where}: {message}"))
 
 
 def _convert_target_values(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,12 +203,6 @@ def _convert_target_values(where: str, block: Mapping[str, Any]) -> dict[str, An
         errors = dict.fromkeys(TOLERANCE, (Share, "a relative error from 0 to 1"))
         values["tolerance"] = _convert_values(f"{where}: tolerance", values["tolerance"], errors)
     return values
-
-
-def _check_keys(where: str, block: Mapping[str, Any], known: Mapping[str, Any] | tuple[str, ...]) -> None:
-    for key in block:
-        if key not in known:
-            raise UsageError(f"{where}: unknown key {key!r} ({one_of(key, known)})")
 
 
 def _check_tables(where: str, value: Any) -> dict[str, dict[str, Any]]:
