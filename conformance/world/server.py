@@ -44,17 +44,14 @@ class Server:
 
     def shut_down(self) -> NoReturn:
         """Kill every rank, remove the pool's folder, and exit."""
-        self._kill_all()
-        shutil.rmtree(self._folder, ignore_errors=True)
-        os._exit(0)
-
-    def _kill_all(self) -> None:
         for pid in self._ranks:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for pid in self._ranks:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(0)
 
     def serve(self) -> None:
         """Handle requests until the driver closes its end."""
