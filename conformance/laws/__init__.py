@@ -146,6 +146,7 @@ MODULES = (
     "optimizer.set_states",
     "optimizer.resumed",
     "optimizer.extra_states",
+    "optimizer.left_whole",
     "op.opinfo_laws",
     "op.modes",
     "op.refusals",
