@@ -87,6 +87,7 @@ MODULES = (
     "roundtrip.state",
     "roundtrip.store",
     "roundtrip.saves",
+    "roundtrip.plan_caching",
     "roundtrip.arguments",
     "roundtrip.protocol",
     "roundtrip.damage",

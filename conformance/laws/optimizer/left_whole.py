@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Meaningless, Near
-from shardlaw.conformance.law.fields import NamedMesh, Rank
+from shardlaw.conformance.law.fields import NamedMesh
 from shardlaw.conformance.laws.module.fsdp_methods import Inputs, MLPModel
 from shardlaw.conformance.laws.module.fully_shard import Reshard
 from shardlaw.conformance.laws.module.model_fields import (
@@ -129,7 +129,7 @@ def leave_whole(model: Any, since: str, x: torch.Tensor) -> Any:
 
 @law(
     "optimizer.left-whole",
-    source="torch.distributed.checkpoint.state_dict docs, get_state_dict and set_state_dict: a model under fully_shard; "
+    source="torch.distributed.checkpoint.state_dict docs, get_state_dict, set_state_dict: a model under fully_shard; "
     "torch.distributed.fsdp docs, fully_shard: reshard_after_forward, which leaves the root whole by default",
     control=CASES[0],
     sweep=texts(*CASES),
@@ -194,7 +194,9 @@ def _(model, mesh: Mesh, inputs: list[Pairs], since: str, call: str):
             else {name: optim.state[of]["momentum_buffer"].clone() for name, of in model.named_parameters()},
         }
         found = {
-            key: {name: Near(full) for name, full in tensors.items()} if call.endswith("full") else claimed(tensors, mesh)
+            key: {name: Near(full) for name, full in tensors.items()}
+            if call.endswith("full")
+            else claimed(tensors, mesh)
             for key, tensors in states.items()
         }
     mean_backward(model, inputs[1])
