@@ -9,6 +9,7 @@ from torch.distributed import _state_dict_utils
 from torch.distributed.checkpoint import _sharded_tensor_utils, optimizer, state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp import _state_dict_utils as fsdp_state
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from tests.planted.hook import breaks, instead
 
@@ -227,3 +228,12 @@ def averages_of_fsdp_doubled() -> None:
         for kept in state["state"].values():
             kept["exp_avg"] = kept["exp_avg"] * 2
         return true(model, optimizer, state, **how)
+
+
+@breaks("optimizer.left-whole", case="optimizer.left-whole mesh=2 model=mlp dims=5x7x3 since=evaluation call=get-model")
+def states_taken_of_whole_parameters() -> None:
+    """Parameters are not sharded again before the state of a model is taken."""
+
+    @instead(FSDPParamGroup, "_register_state_dict_hooks")
+    def fault(true: Any, self: Any) -> None:
+        pass

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -230,6 +231,18 @@ def stale_cached_metadata() -> None:
         return delta, plan, first
 
     dcp.DefaultSavePlanner._create_global_plan_with_caching = fault
+
+
+@breaks("roundtrip.caching-anew")
+def final_plan_not_kept_whole() -> None:
+    """Kept plans: the last item of a final plan is left out of what is kept."""
+    true = dcp.DefaultSavePlanner._finish_plan_with_caching
+
+    def fault(self: Any, plan: Any) -> Any:
+        kept = true(self, plan)
+        return kept if plan.usable else replace(kept, items=kept.items[:-1])
+
+    dcp.DefaultSavePlanner._finish_plan_with_caching = fault
 
 
 @breaks("roundtrip.local-shards")

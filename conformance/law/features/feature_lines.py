@@ -152,6 +152,7 @@ LINES: dict[str, dict[str, str]] = {
         "incomplete-state": "a state that lacks what the model has",
         "strange-name": "a name in a state that the model has not",
         "meta-parameters": "a model whose parameters have no memory",
+        "whole-parameters": "a fully sharded model whose parameters are whole when its state is asked for or set",
         "broadcast-both": "whole states of a model and its optimizer that are handed out from rank 0 at once",
         "renamed": "a module that gives its tensors other names in its state",
         "hook": "a state that a hook adds to a module's",
