@@ -268,7 +268,7 @@ def before_start(plans: Plans, chunk: Literal["moved", "inverted"] = "moved"):
         if chunk == "moved":
             return (name, ((offset[0] - shape[0], *offset[1:]), size), shape, *rest)
         # from its last corner back: as many elements, within the tensor
-        return (name, (tuple(map(sum, zip(offset, size))), tuple(-n for n in size)), shape, *rest)
+        return (name, (tuple(map(sum, zip(offset, size, strict=True))), tuple(-n for n in size)), shape, *rest)
 
     damaged = [[*map(damage, plan)] for plan in plans]
     return {"plan": caught(lambda: global_plan(to_save_plans(damaged)))}
