@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 COLUMNS = 110
 LONG_SCRIPT_LINES = 200
 LIMIT_SECONDS = 60
+WAITING_SECONDS = 30  # the limit where the fault is that ranks wait: how long a proven script takes
 GRACE_SECONDS = 5
 BEGIN = "sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(2))"
 # the branches of `agrees`, one for each form of expected value; a script gets only those that it needs. Comparing may communicate, so every
@@ -112,6 +113,7 @@ $JOINING        dist.init_process_group("$BACKEND", f"file://{folder}/.{stage.__
         code = $RAISED
         print(f"rank {rank}: raised {type(error).__name__}: {error}", flush=True)
     else:
+        signal.alarm($LONGER)  # a rank that answered outlives those that do not
         with contextlib.suppress(Exception):  # of a rank that is gone its own exit code tells
             dist.barrier()
     os._exit(code)
@@ -142,6 +144,8 @@ if __name__ == "__main__":  # a process that an act starts reads this file again
 FAULTS = {
     "hang": "-14 in ends and not {1, 2} & {*ends}",
     "crash": "any(end < 0 and end not in (-9, -14) for end in ends)",
+    # some ranks answered and others did not, which ended the wait of the first
+    "divergence": "1 in ends or -14 in ends and {0, -9} & {*ends}",
 }
 
 
@@ -291,9 +295,11 @@ def _fill_template(branches: str, stages: str, join: ScriptTarget, about: FaultI
         raised = f"3 if {lost} else 2" if about.kind == "hang" else "2"
     else:  # any error counts as the fault, except Meaningless: the case is invalid
         raised = "2 if type(error).__name__ == 'Meaningless' else 1"
+    limit = WAITING_SECONDS if about.kind in ("hang", "divergence") else LIMIT_SECONDS
     text = TEMPLATE.substitute(
         CASES=branches,
-        SECONDS=LIMIT_SECONDS,
+        SECONDS=limit,
+        LONGER=limit + 2 * GRACE_SECONDS,
         GRACE=GRACE_SECONDS,
         JOINING="".join(f"        {line}\n" for line in join.lines()),
         BACKEND=join.backend,

@@ -59,12 +59,14 @@ def test_one_wrong_rank_is_the_fault(tmp_path: Path) -> None:
 
 RAISES = ("if rank == 1:", "    raise ValueError('no such shard')", "return 1, 1")
 DIES = ("if rank == 1:", "    import os", "    os.kill(os.getpid(), 9)", "return 1, 1")
+WAIT_ALL = ("dist.recv(torch.ones(1), 1 - rank)", "return 1, 1")
 WAITS = ("if rank == 0:", "    dist.recv(torch.ones(1), 1)", "return 1, 1")
 
 
 @pytest.mark.ranks
 def test_a_rank_that_loses_one_whose_time_is_up_is_part_of_the_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "LIMIT_SECONDS", 4)
+    monkeypatch.setattr(template, "WAITING_SECONDS", 4)
     monkeypatch.setattr(template, "GRACE_SECONDS", 6)
     early = ("import os, signal, time", "if rank == 1:", "    time.sleep(1)", "    os.kill(os.getpid(), signal.SIGALRM)", *WAITS)
     done = proof.run_script(held(render(Script((Stage(2, early),)), HEADER, about=FaultInfo("hang"))))
@@ -81,6 +83,8 @@ def test_a_rank_that_loses_one_whose_time_is_up_is_part_of_the_hang(monkeypatch:
         (DIES, FaultInfo("wrong-value"), 2, "-9"),
         (WAITS, FaultInfo("wrong-value"), 2, "-14"),
         (WAITS, FaultInfo("hang"), 1, "-14"),
+        (WAITS, FaultInfo("divergence"), 1, "[-14, 0]"),
+        (WAIT_ALL, FaultInfo("divergence"), 2, "-14"),
         (("import torch.no_such_module", "return 1, 1"), FaultInfo("wrong-value"), 2, "no_such_module"),
     ],
 )
@@ -89,6 +93,7 @@ def test_only_what_a_script_is_about_is_the_fault(
     body: tuple[str, ...], about: FaultInfo, code: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template, "LIMIT_SECONDS", 4)
+    monkeypatch.setattr(template, "WAITING_SECONDS", 4)
     monkeypatch.setattr(template, "GRACE_SECONDS", 6)
     done = proof.run_script(held(render(Script((Stage(2, body),)), HEADER, about=about)))
     assert done.code == code, done.output

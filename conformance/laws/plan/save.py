@@ -246,6 +246,7 @@ BEFORE_START = (
     "ranks=2 a=5/0:3@0;3:5@1",
     "ranks=3 a=4x6/0:4,0:2@0;0:4,2:6@1+2 b=3/0:3@0",
     "ranks=1 a=5x2/0:3,0:2@0;3:5,0:2@0",
+    "ranks=2 a=4x6/0:4,0:2@0;0:4,2:6@1 chunk=inverted",
 )
 
 
@@ -256,17 +257,20 @@ BEFORE_START = (
     sweep=texts(*(f"world=1 {line}" for line in BEFORE_START)),
     sweeps=len(BEFORE_START),
 )
-def before_start(plans: Plans):
-    """A plan with a chunk at a negative offset is refused."""
+def before_start(plans: Plans, chunk: Literal["moved", "inverted"] = "moved"):
+    """A plan with a chunk at a negative offset, or of negative sizes, is refused."""
     first = next(box for plan in plans for name, box, *_ in plan if name == "a")
 
-    def move_before_start(item: Any) -> Any:
+    def damage(item: Any) -> Any:
         name, (offset, size), shape, *rest = item
         if (name, item[1]) != ("a", first):
             return item
-        return (name, ((offset[0] - shape[0], *offset[1:]), size), shape, *rest)
+        if chunk == "moved":
+            return (name, ((offset[0] - shape[0], *offset[1:]), size), shape, *rest)
+        # from its last corner back: as many elements, within the tensor
+        return (name, (tuple(map(sum, zip(offset, size, strict=True))), tuple(-n for n in size)), shape, *rest)
 
-    damaged = [[*map(move_before_start, plan)] for plan in plans]
+    damaged = [[*map(damage, plan)] for plan in plans]
     return {"plan": caught(lambda: global_plan(to_save_plans(damaged)))}
 
 
