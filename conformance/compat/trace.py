@@ -95,6 +95,11 @@ def spec_of(tensor: Any) -> Any:
     return tensor._spec
 
 
+def shards_missing_dim(spec: Any) -> bool:
+    """Whether a spec shards a dim that its tensor does not have."""
+    return any(not 0 <= getattr(placement, "dim", 0) < max(1, len(spec.shape)) for placement in spec.placements)
+
+
 def written_arguments(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments that an overload mutates."""
     declared = op._schema.arguments

@@ -31,7 +31,7 @@ class Step:
     - ``arguments``: arguments and keyword arguments; ``results``: the results, then the tensors that the op wrote to. A
       :class:`TracedTensor` stands in place of each DTensor.
     - ``rule``: the function or table that decided it; ``calls``: what a redistribution called; ``within``: the index of the op in which
-      it happened.
+      it happened; ``missing_dim``: it was to shard a dim that the tensor does not have.
     - ``severed``: the op is a view, but its result shares no memory with its argument.
     - ``rule_asked``: torch has asked the op's rule in this act, for this call or an earlier one.
     - ``completed``: it returned instead of raising.
@@ -45,6 +45,7 @@ class Step:
     rule: str = ""
     calls: list[str] = field(default_factory=list)
     within: int | None = None
+    missing_dim: bool = False
     severed: bool = False
     rule_asked: bool = False
     completed: bool = False

@@ -120,10 +120,14 @@ class Tracer:
 
     def _on_redistribution(self, frame: FrameType, lines: set[int]) -> Any:
         arguments = frame.f_locals
-        step = Step(
-            "move", torch_trace.REDISTRIBUTES, _snapshot_shard(arguments["local_tensor"], arguments["current_spec"]), within=self._op
-        )
         target = arguments["target_spec"]
+        step = Step(
+            "move",
+            torch_trace.REDISTRIBUTES,
+            _snapshot_shard(arguments["local_tensor"], arguments["current_spec"]),
+            within=self._op,
+            missing_dim=torch_trace.shards_missing_dim(target),
+        )
         self._steps.append(step)
         self._add_line(f"redistribute {_format_placements(arguments['current_spec'])} to {_format_placements(target)}")
         before, self._move = self._move, (frame, step)

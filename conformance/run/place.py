@@ -133,6 +133,8 @@ def _places_of_error(evidence: Evidence, lines: LineCoverage) -> Iterator[str]:
     frames = [frame.removeprefix(torch_trace.REFUSED_BY) for frame in reversed(evidence.raised)]
     innermost = frames[0] if frames else ""
     raised_itself = any(frame.startswith(torch_trace.REFUSED_BY) for frame in evidence.raised[-1:])
+    # a rule that asks for what an operand cannot be
+    yield from (evidence.steps[step.within].rule for step in unfinished if step.missing_dim and step.within is not None)
     if not any(map(torch_trace.plans_op, frames)):  # an op with its own handler is not planned
         yield from (step.rule for step in unfinished if step.rule in frames)
     if any(map(torch_trace.is_redistribution, frames)):  # several steps, and one failed: their order may be wrong
