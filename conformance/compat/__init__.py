@@ -65,6 +65,25 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("torch.distributed.tensor.experimental._attention:context_parallel_unshard",),
     ),
     "context_parallel_shard": ("cut buffers up", ("torch.distributed.tensor.experimental._attention:_context_parallel_shard",)),
+    "set_rotate_method": (
+        "choose how keys go round",
+        (
+            "torch.distributed.tensor.experimental._context_parallel:set_rotate_method",
+            "torch.distributed.tensor.experimental._attention:set_rotate_method",
+        ),
+    ),
+    "ContextParallel": (
+        "gather keys and values before attention",
+        ("torch.distributed.tensor.experimental._context_parallel._attention:_ContextParallel",),
+    ),
+    "ring_attention": (
+        "have keys go round",
+        ("torch.distributed.tensor.experimental._context_parallel._attention:_templated_ring_attention",),
+    ),
+    "ring_attention_backward": (
+        "have keys and their gradients go round",
+        ("torch.distributed.tensor.experimental._context_parallel._attention:_templated_ring_attention_backward",),
+    ),
     "DocumentBalancer": ("deal documents", ("torch.distributed.tensor.experimental._attention:_PerDocumentHeadTailLoadBalancer",)),
     "transformation": ("transform exported programs", ("torch.distributed.tensor.experimental._tp_transform:",)),
     "input_reshard": ("shard what a backward pass keeps", ("torch.distributed.tensor.parallel.input_reshard:input_reshard",)),
