@@ -42,12 +42,14 @@ BUFFER_CASES = (
 )
 
 
-def make_buffers(of: str, length: int) -> tuple[torch.Tensor, list[torch.Tensor] | None, list[int] | None]:
+def make_buffers(
+    of: str, length: int, device: str | None = None
+) -> tuple[torch.Tensor, list[torch.Tensor] | None, list[int] | None]:
     """A table, the buffers, which lie in it, and the dim of the sequence in each: the table itself; its first rows;
     its rows as columns; its first columns; the inputs and the labels of a batch. ``none``: none is given."""
-    shape = {"rows": (length + 3, 2), "turned": (length, 2), "columns": (2, length + 3), "batch": (2, length + 1)}
-    table = torch.arange(2 * length + 6)[: torch.Size(shape.get(of, (2, length))).numel()].clone()
-    table = table.reshape(shape.get(of, (2, length)))
+    shapes = {"rows": (length + 3, 2), "turned": (length, 2), "columns": (2, length + 3), "batch": (2, length + 1)}
+    sizes = shapes.get(of, (2, length))
+    table = torch.arange(sizes[0] * sizes[1], device=device).reshape(sizes)
     if of == "none":
         return table, None, None
     if of == "batch":
@@ -90,14 +92,15 @@ def buffers(mesh: KeptNamedMesh, length: int, of: Buffers, around: Around = "onc
     """context_parallel cuts buffers up and restores them whatever they are parts of, leaves what lies beside them
     alone, and exchanges attention until it ends, whatever came before it and happens within it."""
     ring = mesh[mesh.mesh_dim_names[-1]]
-    table, given, dims = make_buffers(of, length)
-    attention, other = functional.scaled_dot_product_attention, torch.arange(2 * ring.size()).reshape(1, -1)
-    balancer, patched = compat.DocumentBalancer([[2 * ring.size()]], ring.size(), "cpu"), []
+    table, given, dims = make_buffers(of, length, ring.device_type)
+    positions = torch.arange(2 * ring.size(), device=ring.device_type)
+    attention, other, patched = functional.scaled_dot_product_attention, positions.clone().reshape(1, -1), []
+    balancer = compat.DocumentBalancer([[2 * ring.size()]], ring.size(), ring.device_type)
     try:
         if around == "raised":
             caught(lambda: enter_and_raise(ring, [other], [1]))
         if around == "refused":  # a sequence that cannot be balanced, and a dim that a buffer does not have
-            caught(lambda: enter_and_raise(ring, [torch.arange(3 * ring.size()), other], [0, 7]))
+            caught(lambda: enter_and_raise(ring, [torch.ones_like(positions)[: ring.size()], other], [0, 7]))
         if around == "cut-before":  # as it comes
             compat.context_parallel_shard(ring, [other], [1], None)
         with context_parallel(ring, buffers=given, buffer_seq_dims=dims):
@@ -113,7 +116,7 @@ def buffers(mesh: KeptNamedMesh, length: int, of: Buffers, around: Around = "onc
         patched.append(functional.scaled_dot_product_attention is not attention)
     finally:  # whatever became of it, attention is as it was, and sequences are balanced again
         functional.scaled_dot_product_attention = attention
-        compat.context_parallel_shard(ring, [torch.arange(2 * ring.size())], [0], balancer)
+        compat.context_parallel_shard(ring, [positions], [0], balancer)
     return {"patched": patched, "taken": taken, "restored": given, "table": table, "other": other}
 
 
@@ -129,7 +132,7 @@ def _(mesh: Mesh, length: int, of: str, around: str, rank: Rank):
 # Attention, plain torch for acts
 
 
-def attend(query: Any, key: Any, value: Any, is_causal: bool = False) -> tuple[Any, Any]:
+def attend(query: Any, key: Any, value: Any, *, is_causal: bool = False) -> tuple[Any, Any]:
     """Attention of queries to keys that groups of their heads share, and the logarithms of what its rows are divided
     by."""
     groups = query.shape[1] // key.shape[1]
@@ -157,10 +160,10 @@ def attend_backward(
     return slopes @ keys, grad_key, grad_value
 
 
-def attention_inputs(length: int, others: int, groups: int, seed: int) -> list[torch.Tensor]:
+def attention_inputs(length: int, others: int, groups: int, seed: int, device: str | None = None) -> list[torch.Tensor]:
     """Queries, keys, values and the gradient of their attention; values are wider than keys."""
     shapes = ((2, 2 * groups, length, 2), (2, 2, others, 2), (2, 2, others, 3), (2, 2 * groups, length, 3))
-    return [eighths(shape, seed + number).float() for number, shape in enumerate(shapes)]
+    return [eighths(shape, seed + number).float().to(device) for number, shape in enumerate(shapes)]
 
 
 def attention_due(length: int, others: int, groups: int, seed: int, causal: bool) -> list[Any]:
@@ -212,7 +215,7 @@ def ring_attention(
     whole sequence, with a causal mask or without, dealt from both ends or not, whichever way they go round."""
     ring = mesh[mesh.mesh_dim_names[-1]]
     seed += rank // ring.size()  # each ring has sequences of its own
-    query, key, value, grad = parts = attention_inputs(length, others or length, groups, seed)
+    query, key, value, grad = parts = attention_inputs(length, others or length, groups, seed, ring.device_type)
     compat.set_rotate_method(rotate)
     try:
         with context_parallel(ring, buffers=[*parts], buffer_seq_dims=[2] * 4):
@@ -255,7 +258,7 @@ GATHERED_CASES = (
 )
 
 
-def cut(mesh: Any, buffers: Mapping[str, Any], dims: Mapping[str, int], given: str, balancer: Any) -> dict[str, Any]:
+def cut(mesh: Any, buffers: Mapping[str, Any], dims: Mapping[str, int], given: str, balancer: Any) -> Any:
     """The parts of buffers that this rank has, given by name or in a list."""
     if given == "list":
         parts = compat.context_parallel_shard(mesh, [*buffers.values()], [dims[name] for name in buffers], balancer)
@@ -287,10 +290,10 @@ def gathered_keys(
     """A module of attention whose keys and values are gathered has the attention and the gradients of the whole
     sequence, whether buffers are cut up by name or in a list, and however they are dealt to the ranks."""
     ring = mesh[mesh.mesh_dim_names[-1]]
-    query, key, value, grad = attention_inputs(length, length, 1, seed)
-    table = torch.arange(length * length).reshape(length, length)
+    query, key, value, grad = attention_inputs(length, length, 1, seed, ring.device_type)
+    table = torch.arange(length * length, device=ring.device_type).reshape(length, length)
     buffers = {"query": query, "key": key, "value": value, "grad": grad, "rows": table, "columns": table.clone()}
-    balancer = compat.DocumentBalancer([[length]], ring.size(), "cpu") if dealt else None
+    balancer = compat.DocumentBalancer([[length]], ring.size(), ring.device_type) if dealt else None
     parts = cut(ring, buffers, {"query": 2, "key": 2, "value": 2, "grad": 2, "rows": 0, "columns": 1}, given, balancer)
     style = compat.ContextParallel
     module = parallelize_module(Attention(), ring, style(2, style.AttentionType.FLEX))
