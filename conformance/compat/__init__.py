@@ -46,10 +46,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
             "torch.distributed.tensor.placement_types:_MaskPartial",
         ),
     ),
-    "local_shape_and_offset": (
-        "ask for the local shape and offset",
-        ("torch.distributed.tensor._utils:compute_local_shape_and_global_offset",),
-    ),
+    "local_shape_and_offset": ("ask where a shard lies", ("torch.distributed.tensor._utils:compute_local_shape_and_global_offset",)),
     "DTensorSpec": ("read shard orders", ("torch.distributed.tensor._dtensor_spec:DTensorSpec",)),
     "ShardOrderEntry": ("write shard orders", ("torch.distributed.tensor._dtensor_spec:ShardOrderEntry",)),
     "is_rng_supported_mesh": ("ask for random DTensors", ("torch.distributed.tensor._random:is_rng_supported_mesh",)),
@@ -60,28 +57,16 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "fsdp_common": ("shard parameters on meshes of their own", ("torch.distributed.fsdp._fully_shard._fsdp_common:",)),
     "make_wrapper_subclass": ("hold a tensor in parts", ("torch:Tensor._make_wrapper_subclass",)),
     "pre_dp_module_transform": ("replicate parallel models", ("torch.distributed.tensor.parallel.ddp:_pre_dp_module_transform",)),
-    "context_parallel_unshard": (
-        "put buffers together within a context",
-        ("torch.distributed.tensor.experimental._attention:context_parallel_unshard",),
-    ),
+    "context_parallel_unshard": ("put buffers together", ("torch.distributed.tensor.experimental._attention:context_parallel_unshard",)),
     "context_parallel_shard": ("cut buffers up", ("torch.distributed.tensor.experimental._attention:_context_parallel_shard",)),
-    "set_rotate_method": (
-        "choose how keys go round",
-        (
-            "torch.distributed.tensor.experimental._context_parallel:set_rotate_method",
-            "torch.distributed.tensor.experimental._attention:set_rotate_method",
-        ),
-    ),
-    "ContextParallel": (
-        "gather keys and values before attention",
-        ("torch.distributed.tensor.experimental._context_parallel._attention:_ContextParallel",),
-    ),
+    "set_rotate_method": ("choose how keys go round", ("torch.distributed.tensor.experimental._attention:set_rotate_method",)),
+    "ContextParallel": ("gather keys", ("torch.distributed.tensor.experimental._context_parallel._attention:_ContextParallel",)),
     "ring_attention": (
         "have keys go round",
         ("torch.distributed.tensor.experimental._context_parallel._attention:_templated_ring_attention",),
     ),
     "ring_attention_backward": (
-        "have keys and their gradients go round",
+        "have gradients go round",
         ("torch.distributed.tensor.experimental._context_parallel._attention:_templated_ring_attention_backward",),
     ),
     "DocumentBalancer": ("deal documents", ("torch.distributed.tensor.experimental._attention:_PerDocumentHeadTailLoadBalancer",)),
@@ -113,10 +98,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
         "keep collectives of a redistribution apart",
         ("torch.distributed.tensor._redistribute:disable_redistribute_transform_optimization",),
     ),
-    "ExplicitRedistributionContext": (
-        "have ops refuse to redistribute",
-        ("torch.distributed.tensor._utils:ExplicitRedistributionContext",),
-    ),
+    "ExplicitRedistributionContext": ("keep ops from moving", ("torch.distributed.tensor._utils:ExplicitRedistributionContext",)),
     "are_tracing": ("plan alone what is traced", ("torch.distributed._functional_collectives:_are_we_tracing",)),
     "op_plans": ("forget how ops are sharded", ("torch.distributed.tensor.debug:_clear_sharding_prop_cache",)),
     "LocalShardsWrapper": ("hold several shards a rank", ("torch.distributed.tensor._shards_wrapper:LocalShardsWrapper",)),
@@ -124,10 +106,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ShardOfTensor": ("make the shards of a sharded tensor", ("torch.distributed._shard.sharded_tensor:Shard",)),
     "sharded_tensor": ("make sharded tensors", ("torch.distributed._shard.sharded_tensor:",)),
     "ShardMetadata": ("describe shards", ("torch.distributed._shard.metadata:ShardMetadata",)),
-    "TensorProperties": (
-        "describe the tensors of shards",
-        ("torch.distributed._shard.sharded_tensor.metadata:TensorProperties",),
-    ),
+    "TensorProperties": ("describe shards", ("torch.distributed._shard.sharded_tensor.metadata:TensorProperties",)),
     "ChunkShardingSpec": ("shard tensors by chunks", ("torch.distributed._shard.sharding_spec:ChunkShardingSpec",)),
     "EnumerableShardingSpec": ("shard tensors by boxes", ("torch.distributed._shard.sharding_spec:EnumerableShardingSpec",)),
     "load_with_process_group": ("load pickled sharded tensors", ("torch.distributed._shard.api:load_with_process_group",)),
