@@ -67,6 +67,16 @@ NAMES: dict[str, tuple[str, ...]] = {
         "put buffers together within a context",
         "torch.distributed.tensor.experimental._attention:context_parallel_unshard",
     ),
+    "set_rotate_method": ("choose how keys go round", "torch.distributed.tensor.experimental._attention:set_rotate_method"),
+    "ContextParallel": ("gather keys", "torch.distributed.tensor.experimental._context_parallel._attention:_ContextParallel"),
+    "ring_attention": (
+        "have keys go round",
+        "torch.distributed.tensor.experimental._context_parallel._attention:_templated_ring_attention",
+    ),
+    "ring_attention_backward": (
+        "have gradients go round",
+        "torch.distributed.tensor.experimental._context_parallel._attention:_templated_ring_attention_backward",
+    ),
     "context_parallel_shard": ("cut buffers up", "torch.distributed.tensor.experimental._attention:_context_parallel_shard"),
     "DocumentBalancer": ("deal documents", "torch.distributed.tensor.experimental._attention:_PerDocumentHeadTailLoadBalancer"),
     "transformation": ("transform exported programs", "torch.distributed.tensor.experimental._tp_transform:"),

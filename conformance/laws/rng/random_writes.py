@@ -1,0 +1,72 @@
+"""The law of calls that fill a sharded tensor with random numbers in place."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.due import Alike, Global, Of
+from shardlaw.conformance.law.fields import Seed, WordField
+from shardlaw.conformance.laws.rng.random_ops import features_random
+
+# calls, each with the smallest and the largest number that it may draw
+WRITES: dict[str, tuple[Callable[[Any], Any], float, float]] = {
+    "cauchy_": (lambda x: x.cauchy_(), float("-inf"), float("inf")),
+    "exponential_": (lambda x: x.exponential_(), 0.0, float("inf")),
+    "geometric_": (lambda x: x.geometric_(0.25), 1.0, float("inf")),
+    "log_normal_": (lambda x: x.log_normal_(), 0.0, float("inf")),
+    "normal_": (lambda x: x.normal_(), float("-inf"), float("inf")),
+    "random_": (lambda x: x.random_(3, 9), 3.0, 8.0),
+    "uniform_": (lambda x: x.uniform_(3.0, 4.0), 3.0, 4.0),
+}
+# shards, replicas and both; ranks without elements; what is pending
+TENSORS = (
+    "mesh=2 x=5x3:S(0)",
+    "mesh=2x2 x=4x6:R,S(1)",
+    "mesh=3 x=2x4:S(0)",
+    "mesh=2 x=4x3:P(sum)",
+    "mesh=2x2 x=4x3:P(sum),S(0)",
+)
+CASES = tuple(f"{tensor} call={call}" for call, tensor in itertools.product(WRITES, TENSORS))
+
+
+@law(
+    "random.writes",
+    source="torch.Tensor.cauchy_, exponential_, geometric_, log_normal_, normal_, random_, uniform_: filled in place",
+    control="mesh=2 x=5x3:S(0) call=cauchy_",
+    features=lambda case: features_random(case) | {"in-place"},
+    sweep=texts(*CASES),
+    sweeps=len(CASES),
+    refusal="allowed",
+    needs=("all_gather",),
+    weight=0.1,
+)
+def writes(x: DTensor, call: Annotated[str, WordField(WRITES)], seed: Seed):
+    """A call that fills a tensor with random numbers writes every element, from the range that it has, keeps the
+    placements and gives replicas equal numbers, or is refused."""
+    function, least, most = WRITES[call]
+    before, placements = x.to_local().clone(), x.placements
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        out = function(x)
+    local = x.to_local()
+    return {
+        "itself": out is x,
+        "placements": x.placements == placements,
+        "kept": local.numel() > 0 and torch.equal(local, before),
+        "out of range": local[(local < least) | (local > most) | local.isnan()].tolist(),
+        "replicas": x.full_tensor(),
+    }
+
+
+@writes.due
+def _(x: Global):
+    placements = Of(True, "wrong-layout")
+    return {"itself": True, "placements": placements, "kept": False, "out of range": [], "replicas": Alike(x.mesh)}
