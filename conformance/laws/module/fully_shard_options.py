@@ -118,7 +118,7 @@ def fully_sharded(
     for step in range(2):
         if freezes and step:
             next(model.parameters()).requires_grad_(False)
-        outs = []
+        outs, early = [], set[str]()
         for number, (x, grad) in enumerate(inputs[step * passes : (step + 1) * passes]):
             if asks is not None:
                 set_requires_grad(model, asks, number == passes - 1)
@@ -128,7 +128,9 @@ def fully_sharded(
                 model.set_requires_gradient_sync(number == passes - 1 or synced == "each")  # type: ignore[operator]
             outs.append(model(x))
             outs[-1].backward(grad.to(outs[-1].dtype))
-        steps.append({"forward": outs, **take_step(model, optim)})
+            if synced in ("last", "held") and number < passes - 1:  # a shard of a gradient takes communication
+                early.update(name for name, parameter in model.named_parameters() if parameter.grad is not None)
+        steps.append({"forward": outs, "early": sorted(early), **take_step(model, optim)})
     if looked:
         model.unshard()  # type: ignore[operator]
         looks["unshard"] = {
@@ -182,7 +184,7 @@ def fully_sharded_due(
             outs.append(Near(out.detach().to(output or dtype), compute))
         grads = reduced_gradients(trained)
         sgd(model, grads)
-        steps.append({"forward": outs, "gradients": due(grads), "parameters": due(copied_parameters(model))})
+        steps.append({"forward": outs, "early": [], "gradients": due(grads), "parameters": due(copied_parameters(model))})
     if looked:  # in the dtype that the model computes in
         full = {name: parameter.detach().to(dtype) for name, parameter in model.named_parameters(recurse=not units)}
         looks = {
@@ -333,6 +335,7 @@ SWEEPS = {
         "mesh=2 model=mlp dims=5x5x5 reshard=yes passes=2 synced=last asks=turns",
         "mesh=2x2 model=mlp dims=5x5x5 reshard=yes passes=2 synced=held asks=turns",
         "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=held asks=late",
+        "mesh=2 model=mlp dims=5x7x3 reshard=yes units=1 passes=2 synced=last",
     ),
     "partly": (
         "mesh=4 model=mlp dims=4x8x4 reshard=2 units=1 dim=1",
