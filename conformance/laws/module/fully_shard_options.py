@@ -184,7 +184,9 @@ def fully_sharded_due(
             outs.append(Near(out.detach().to(output or dtype), compute))
         grads = reduced_gradients(trained)
         sgd(model, grads)
-        steps.append({"forward": outs, "early": [], "gradients": due(grads), "parameters": due(copied_parameters(model))})
+        steps.append(
+            {"forward": outs, "early": [], "gradients": due(grads), "parameters": due(copied_parameters(model))}
+        )
     if looked:  # in the dtype that the model computes in
         full = {name: parameter.detach().to(dtype) for name, parameter in model.named_parameters(recurse=not units)}
         looks = {
