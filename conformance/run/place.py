@@ -102,7 +102,7 @@ def _candidate_places(verdict: Verdict, first: Answer, evidence: Evidence, lines
         if not evidence.raised and not any(each.rule_asked and not each.completed for each in evidence.steps):
             return  # C++ raised before any rule was asked
         yield from _places_of_error(evidence, lines)
-    if not torch_trace.is_about_ops(law):
+    if not torch_trace.is_about_ops(law):  # what holding cases do not run says more than checks that all of them pass
         yield from reversed([place for place in home if lines.runs_new_lines(place)])
     yield from _failed_checks(home if verdict.kind == "wrong-error" else [place for place in home if place in evidence.answered], evidence)
     if verdict.kind == "wrong-error":

@@ -147,6 +147,31 @@ def test_what_a_transform_made_of_an_argument_is_put_down_to_it_or_to_the_order_
     assert find_places(verdict(answer, kind="raised"), [])[0] == (PLANNER if dims == 2 else does)
 
 
+def test_a_rule_that_asks_for_a_dim_that_is_not_there_is_named_before_what_fails_of_it() -> None:
+    frames = (KERNEL, "refused by Shard._custom_chunk, torch/distributed/tensor/placement_types.py:9")
+    begun = Step("op", "aten.equal.default", rule=RULE, rule_asked=True)
+    inner = Step("move", "redistribute", rule=PLANNER, calls=[METHOD], within=0, missing_dim=True)
+    assert refusal(begun, inner, frames=frames)[0] == RULE
+    assert refusal(begun, replace(inner, missing_dim=False), frames=frames)[0] != RULE
+
+
+def test_lines_that_no_holding_case_ran_come_before_checks_that_all_pass() -> None:
+    checks = "_check_box_bounds, torch/distributed/checkpoint/default_planner.py:9"
+    keeps = "dedup_save_plans, torch/distributed/checkpoint/_dedup_save_plans.py:5"
+    law = Case.parse("plan.dedup world=1")
+
+    def answered(*lines: int, status: str = "deviates") -> Verdict:
+        evidence = Evidence(
+            (), {keeps: frozenset(lines), checks: frozenset({9})}, {checks: frozenset(), keeps: frozenset()}, frozenset({checks})
+        )
+        answer = Answer(0, "deviates" if status == "deviates" else "held", evidence=evidence)
+        return Verdict(law, status, "wrong-metadata", "result", "", "", (answer,))  # type: ignore[arg-type]
+
+    held = answered(5, status="held")
+    assert find_places(answered(5, 6), [held])[0] == keeps
+    assert find_places(answered(5), [held])[0] == checks
+
+
 def test_who_found_out_is_named_before_who_carries_it_out() -> None:
     made = {
         name: f"Propagator.{name}, torch/distributed/tensor/_ops/_some_ops.py:{name!r}" for name in ("analyze", "_analyze_a", "_rewrite_b")

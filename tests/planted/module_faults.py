@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.tensor import DTensor, _api, _dispatch, _random
 from torch.distributed.tensor.debug import _comm_mode
@@ -155,7 +156,6 @@ def backward_of_modules_is_not_heard() -> None:
     "module.fully-shard",
     "module.both-parallel",
     "module.fsdp[hybrid]",
-    "module.fsdp[accumulated]",
     "module.fsdp[shared]",
     "module.fsdp[partly]",
     "module.layers-fully",
@@ -164,6 +164,16 @@ def gradients_are_summed_not_averaged() -> None:
     @instead(_fsdp_collectives, "_div_if_needed")
     def fault(true: Any, tensor: Any, factor: Any) -> None:
         return None
+
+
+@breaks(
+    "module.fsdp[accumulated]",
+    case="module.fsdp[accumulated] mesh=2 model=mlp dims=5x7x3 reshard=yes units=1 passes=2 synced=last",
+)
+def gradients_within_are_not_held_back() -> None:
+    @instead(FSDPModule, "set_requires_gradient_sync")
+    def fault(true: Any, self: Any, sync: bool, *, recurse: bool = True) -> None:
+        true(self, sync, recurse=False)
 
 
 @breaks("module.grad-dtype")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -240,7 +239,7 @@ def final_plan_not_kept_whole() -> None:
 
     def fault(self: Any, plan: Any) -> Any:
         kept = true(self, plan)
-        return kept if plan.usable else replace(kept, items=kept.items[:-1])
+        return kept if plan.usable else dataclasses.replace(kept, items=kept.items[:-1])
 
     dcp.DefaultSavePlanner._finish_plan_with_caching = fault
 

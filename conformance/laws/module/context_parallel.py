@@ -83,7 +83,6 @@ def features_buffers(case: Case) -> set[str]:
     control=BUFFER_CASES[0],
     sweep=texts(*BUFFER_CASES),
     sweeps=len(BUFFER_CASES),
-    own_world=lambda case: True,  # whether attention is balanced is told once for all contexts of a process
     features=features_buffers,
     needs=NEEDS,
     refusal="allowed",
@@ -276,7 +275,8 @@ def cut(mesh: Any, buffers: Mapping[str, Any], dims: Mapping[str, int], given: s
     control=GATHERED_CASES[0],
     sweep=texts(*GATHERED_CASES),
     sweeps=len(GATHERED_CASES),
-    own_world=lambda case: True,  # whether attention is balanced is told once for all contexts of a process
+    # without a balancer: no later context of the process balances its sequences
+    own_world=lambda case: case.get("dealt", "") != "yes",
     features=lambda case: {"context-parallel", "backward"},
     needs=NEEDS,
     weight=0.1,

@@ -44,8 +44,8 @@ CLAUSES = {
         "are means over all ranks."
     ),
     "accumulated": (
-        "Gradients of several backward passes add up, whether each pass reduces them or the last one alone; a "
-        "parameter that is frozen between two steps gets none."
+        "Gradients of several backward passes add up, whether each pass reduces them or the last one alone, before "
+        "which no shard has one; a parameter that is frozen between two steps gets none."
     ),
     "precision": (
         "The model computes in param_dtype, gradients are reduced in reduce_dtype and stored in the parameter's dtype."

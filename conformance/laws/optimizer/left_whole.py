@@ -185,20 +185,15 @@ def _(model, mesh: Mesh, inputs: list[Pairs], since: str, call: str):
             parameter.mul_(2)
         for parameter in model.parameters() if is_set and "model" not in call else ():
             optim.state[parameter]["momentum_buffer"].mul_(2)
-    found = {}
-    if not is_set:
-        states = {
-            "model": {} if "optimizer" in call else copied_parameters(model),
-            "momenta": {}
-            if "model" in call
-            else {name: optim.state[of]["momentum_buffer"].clone() for name, of in model.named_parameters()},
-        }
-        found = {
-            key: {name: Near(full) for name, full in tensors.items()}
-            if call.endswith("full")
-            else claimed(tensors, mesh)
-            for key, tensors in states.items()
-        }
+    found: dict[str, Any] = {} if is_set else {"model": {}, "momenta": {}}
+    if not is_set and "optimizer" not in call:
+        found["model"] = copied_parameters(model)
+    if not is_set and "model" not in call:
+        kept = {name: optim.state[of]["momentum_buffer"] for name, of in model.named_parameters()}
+        found["momenta"] = {name: momentum.clone() for name, momentum in kept.items()}
+    for key, tensors in found.items():
+        whole = {name: Near(full) for name, full in tensors.items()}
+        found[key] = whole if call.endswith("full") else claimed(tensors, mesh)
     mean_backward(model, inputs[1])
     optim.step()
     return {**found, "trained": claimed(copied_parameters(model), mesh)}

@@ -48,8 +48,8 @@ CASES = tuple(f"{tensor} call={call}" for call, tensor in itertools.product(WRIT
     weight=0.1,
 )
 def writes(x: DTensor, call: Annotated[str, WordField(WRITES)], seed: Seed):
-    """A call that fills a tensor with random numbers writes every element, from the range that it has, keeps the
-    placements and gives replicas equal numbers, or is refused."""
+    """A call that fills a tensor with random numbers leaves no shard as it was, nor an element out of the range that it
+    draws from, keeps the placements and gives replicas equal numbers, or is refused."""
     function, least, most = WRITES[call]
     before, placements = x.to_local().clone(), x.placements
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
