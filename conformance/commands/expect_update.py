@@ -24,7 +24,7 @@ from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.condition import case_facts
 from shardlaw.conformance.law.selection import matches
-from shardlaw.conformance.law.verdict import KINDS, error_pattern, place_names
+from shardlaw.conformance.law.verdict import KINDS, collectives_in, error_pattern, place_names
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report, report_folder
 from shardlaw.conformance.report.separate import RANK_FEATURES, CaseTable, is_allowed, law_patterns, read_tables, separating_features
 from shardlaw.conformance.report.wording import one_line
@@ -114,7 +114,7 @@ def _choose_drafts(findings: Sequence[FindingLine], cases: Mapping[str, CaseTabl
 
 def _shared_spots(findings: Sequence[FindingLine]) -> list[str]:
     """The places for entries with ``at``: collectives of a backend and places in torch, without duplicates."""
-    wrong = [name.partition(":")[2] for found in findings if found.in_back_end for name in found.features if name.startswith("collective:")]
+    wrong = [name for found in findings if found.in_back_end for name in collectives_in(found.features)]
     first = [spot for found in findings if identifies_cause(found.where) and not found.in_back_end for spot in place_names(found.where, ())]
     return list(dict.fromkeys([*wrong, *first]))
 

@@ -67,6 +67,7 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
         if status == pytest.ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
         live.probe()
+        live.listener.wait_for_scripts()
         if live.failure is not None:
             code = _print_failure(live)
         elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):

@@ -125,6 +125,11 @@ def place_names(where: str, calls: Iterable[str]) -> frozenset[str]:
     return frozenset({where.partition(",")[0], *calls} - {""})
 
 
+def collectives_in(features: Iterable[str]) -> list[str]:
+    """The collectives that features name."""
+    return [name.removeprefix("collective:") for name in features if name.startswith("collective:")]
+
+
 def finding_id(signature: str, features: tuple[str, ...]) -> str:
     """The id of a finding: 8 hex digits from its signature and the features of its smallest case."""
     return hashlib.sha256("\n".join([signature, *sorted(features)]).encode()).hexdigest()[:8]

@@ -22,7 +22,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shardlaw.conformance.compat.trace import collective_of, identifies_cause, is_redistribution_step
+from shardlaw.conformance.compat.trace import identifies_cause, is_redistribution_step
+from shardlaw.conformance.law.verdict import collectives_in
 
 if TYPE_CHECKING:
     from shardlaw.conformance.report.run_report import FindingLine
@@ -143,25 +144,18 @@ def _pass_through(lines: Sequence[FindingLine], others: Sequence[FindingLine]) -
 
 
 def _is_explained_by(line: FindingLine, others: Iterable[FindingLine]) -> bool:
-    """Whether one of ``others`` shows that the backend does a collective wrong which this finding calls. An error is explained only if it
-    has the features of that finding."""
-    for other in (line for line in others if line.in_back_end):
-        collectives, needed, has = _collectives_of(other), _needed_features(other), _needed_features(line)
-        alike = not line.in_back_end or line.kind == "wrong-value" or (line.kind in ("raised", "divergence") and needed <= has)
-        if other.kind == "wrong-value" and collectives and collectives <= _collectives_of(line) and alike:
+    """Whether one of ``others`` shows that the backend gives a wrong value in a collective which this finding calls. Of the laws of
+    collectives themselves an error is explained only if it has the features of that finding."""
+    for other in (line for line in others if line.in_back_end and line.kind == "wrong-value"):
+        wrong, needed, has = set(collectives_in(other.features)), _needed_features(other), _needed_features(line)
+        alike = not collectives_in(line.features) or line.kind == "wrong-value" or (line.kind in ("raised", "divergence") and needed <= has)
+        if wrong and alike and wrong <= {*collectives_in(line.features), *line.calls}:
             return True
     return False
 
 
 def _needed_features(line: FindingLine) -> set[str]:
     return {name for name in line.features if not name.startswith(("world:", "op:"))}
-
-
-def _collectives_of(line: FindingLine) -> set[str]:
-    """The collectives that a finding in a backend names, or that torch calls at the likeliest places."""
-    if line.in_back_end:
-        return {name.partition(":")[2] for name in line.features if name.startswith("collective:")}
-    return set(filter(None, map(collective_of, line.places[:2])))
 
 
 def _place_of(line: FindingLine) -> str:

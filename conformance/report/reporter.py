@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,11 @@ class Reporter:
 
     def on_law_end(self, result: LawResult) -> None:
         self.terminal.on_law_end(result)
+
+    def wait_for_scripts(self) -> None:
+        while count := self._writer.unproven():
+            self.terminal.on_proving(count)
+            time.sleep(0.1)
 
     def write_report(self, run: RunState, exit_code: int | None = None) -> None:
         self._writer.write(run, exit_code)

@@ -108,6 +108,11 @@ class Terminal:
         self._activity = f"{law_id}, shrinking a {verdict.kind}"
         self._refresh(now=self.console.is_terminal)
 
+    def on_proving(self, count: int) -> None:
+        """All cases were judged; ``count`` scripts of findings have not been run yet."""
+        self._activity = f"running the last {count} scripts of findings"
+        self._refresh(now=self.console.is_terminal)
+
     def on_finding(self, found: FindingLine, clause: str) -> None:
         """Show a new finding: the first in full, each further one in a line."""
         if found.status == "expected":

@@ -17,12 +17,16 @@ from shardlaw.conformance.report.certificate import FILE as VERDICTS
 from shardlaw.conformance.report.certificate import certify_run
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report
 from shardlaw.conformance.run.finding_file import to_json, write_finding, write_text
+from shardlaw.conformance.run.proof import NOT_YET, PROVEN, Prover
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from shardlaw.conformance.law.verdict import Verdict
     from shardlaw.conformance.report.resume import EarlierRun
     from shardlaw.conformance.run.state import Finding, RunState
 
+SIGNAL_CODES = (130, 143)
 REPORT_FILES = ("report.json", "report.md", "report.html", "junit.xml", "cases.txt", VERDICTS)
 
 
@@ -38,6 +42,9 @@ class ReportWriter:
         self.folder = folder
         self._before = before
         self._scripts: dict[str, tuple[str | None, str, str]] = {}
+        self._prover = Prover()
+        self._is_first = True
+        self._unproven: list[tuple[Finding, str, Future[str]]] = []
         self._unwritten: list[str] = []
         self.last_report: RunReport | None = None
         self._cases: TextIO | None = None
@@ -50,38 +57,65 @@ class ReportWriter:
             self._write_cases()
 
     def add_finding(self, found: Finding, run: RunState) -> FindingLine:
-        """Write a finding and, if it is new, its script; a script that does not show the fault is not written. Returns the report's
-        line."""
+        """Write a finding and, if it is new, its script; a script that does not show the fault is not written. Returns the report's line.
+
+        The script of the first new finding is proven at once; those of others are while the run goes on, and :meth:`write` adds them."""
         from shardlaw.conformance.law.script import ScriptError
         from shardlaw.conformance.laws import find
-        from shardlaw.conformance.report.reproducer import LONG_SCRIPT_LINES, FaultInfo, ScriptTarget, render_reproducer
-        from shardlaw.conformance.run import proof
+        from shardlaw.conformance.report.reproducer import FaultInfo, ScriptTarget, render_reproducer
 
         self._open_cases_file()
-        path, script, notes = None, "", [found.note]
-        if found.status == "new":
-            try:
-                text = render_reproducer(
-                    find(found.law), found.case, FaultInfo.from_verdict(found.verdict), join=ScriptTarget.from_target(run.target)
-                )
-            except ScriptError as error:
-                script = str(error)
-            else:
-                script = proof.prove(text)
-                if script == proof.PROVEN:
-                    path = f"findings/{found.id}.py"
-                    write_text(self.folder / path, text)
-                    lines = text.count("\n")
-                    notes += [f"its script has {lines} lines"] * (lines > LONG_SCRIPT_LINES)
-            notes += [f"no reproducer: {script}"] * (path is None)
+        if found.status != "new":
+            return self._write_finding(found, run)
+        try:
+            text = render_reproducer(
+                find(found.law), found.case, FaultInfo.from_verdict(found.verdict), join=ScriptTarget.from_target(run.target)
+            )
+        except ScriptError as error:
+            return self._write_finding(found, run, proof=str(error))
+        proof = self._prover.submit(text)
+        if self._is_first:
+            self._is_first = False
+            return self._write_finding(found, run, text, proof.result())
+        self._unproven.append((found, text, proof))
+        return self._write_finding(found, run, proof=NOT_YET)
+
+    def _write_finding(self, found: Finding, run: RunState, text: str = "", proof: str = "") -> FindingLine:
+        """Write a finding, and its script if that is proven."""
+        from shardlaw.conformance.report.reproducer import LONG_SCRIPT_LINES
+
+        path, notes = None, [found.note]
+        if proof == PROVEN:
+            path = f"findings/{found.id}.py"
+            write_text(self.folder / path, text)
+            lines = text.count("\n")
+            notes += [f"its script has {lines} lines"] * (lines > LONG_SCRIPT_LINES)
+        elif proof:
+            notes += [f"no reproducer: {proof}"]
         note = "; ".join(filter(None, notes))
-        self._scripts[found.id] = (path, note, script)
-        write_finding(self.folder / "findings", found, run.target, run.request.seed, reproducer=path, note=note, script=script)
-        return finding_line(found, path, note, script)
+        self._scripts[found.id] = (path, note, proof)
+        write_finding(self.folder / "findings", found, run.target, run.request.seed, reproducer=path, note=note, script=proof)
+        return finding_line(found, path, note, proof)
+
+    def unproven(self) -> int:
+        """The number of scripts that have not been run yet."""
+        return sum(not proof.done() for _, _, proof in self._unproven)
+
+    def _write_proven(self, run: RunState, wait: bool) -> None:
+        """Write the findings again whose scripts have been run; with ``wait`` all of them."""
+        pending, self._unproven = self._unproven, []
+        for found, text, proof in pending:
+            if wait or proof.done():
+                self._write_finding(found, run, text, proof.result())
+            else:
+                self._unproven.append((found, text, proof))
 
     def write(self, run: RunState, exit_code: int | None = None) -> RunReport:
         """Write ``report.json`` with the state so far; with an exit code, also the files of the end."""
         self._write_cases()
+        if exit_code in SIGNAL_CODES:
+            self._prover.stop()
+        self._write_proven(run, wait=exit_code is not None)
         report = build_report(run, exit_code, self._scripts)
         report = self.last_report = self._before.join(report) if self._before is not None else report
         if (certified := certify_run(run, exit_code)) is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.target import BACK_END
-from shardlaw.conformance.law.verdict import Verdict, place_names
+from shardlaw.conformance.law.verdict import Answer, Verdict, place_names
 from shardlaw.conformance.run.place import add_decision, collectives_called, find_places, find_storage_frame, first_deviating_answer
 from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
@@ -34,13 +34,15 @@ CERTIFIED_CASE = "a case of the certified list, not shrunk"
 @dataclass
 class Confirmer:
     """Confirms the first verdict of each new signature. ``memory`` holds the verdicts of the first pass, ``is_known`` says whether an
-    expectation covers a verdict, ``shares_plans`` whether ranks shared sharding plans in the first pass."""
+    expectation covers a verdict, ``shares_plans`` whether ranks shared sharding plans in the first pass. ``wrong_collectives`` are those
+    that the backend was found to do wrong."""
 
     plan: Plan
     pool: Pool
     memory: dict[Case, Verdict]
     is_known: Callable[[Verdict], bool]
     shares_plans: bool = False
+    wrong_collectives: frozenset[str] = frozenset()
 
     def confirm(self, first: Verdict, is_drawn: bool, seconds: float) -> Finding | None:
         """The finding for ``first``, or ``None`` if no fresh world reproduces it, with or without history.
@@ -48,6 +50,8 @@ class Confirmer:
         ``seconds`` limits the shrinking of the case or of its history, and again the tracing of similar cases.
         """
         law = self.plan.law
+        if (explained := self._explain_by_collective(first)) is not None:
+            return explained
         again = self.pool.check_fresh(law, first.case)
         if (
             self.shares_plans and again.status == "deviates" and not self.is_known(again)
@@ -71,6 +75,22 @@ class Confirmer:
         note = "; ".join(filter(None, (note, found.note)))
         return replace(found, minimal=shrunk.minimal, shrink_calls=shrinker.calls, confirmed=(seen, seen), note=note)
 
+    def _explain_by_collective(self, first: Verdict) -> Finding | None:
+        """The finding, if a fresh world shows it under the tracer and its case calls a collective that the backend does wrong. The case is
+        not shrunk: the law of the collective has a smaller one."""
+        if not self.wrong_collectives or self.plan.law.chapter == "collective" or first.kind in ("hang", "crash"):
+            return None
+        verdict = _trace_case(self.pool, self.plan.law, first.case, first.signature)
+        answer = first_deviating_answer(verdict) if verdict is not None else None
+        if verdict is None or answer is None or not (wrong := self.wrong_collectives.intersection(collectives_called(verdict))):
+            return None
+        found = Finding.from_verdict(self.plan.law, verdict, first.case)
+        note = f"not shrunk: it calls {', '.join(sorted(wrong))}, which the back end does wrong"
+        return replace(self._blame_back_end(found, verdict, answer), confirmed=(1, 1), note=note)
+
+    def _blame_back_end(self, found: Finding, verdict: Verdict, first: Answer) -> Finding:
+        return replace(found, where=f"{BACK_END}{self.pool.target.backend}", calls=collectives_called(verdict), trace=first.trace)
+
     def _locate(self, found: Finding, shown: Verdict, seconds: float) -> Finding:
         """Add the place in torch to a finding: from a trace of its case in a fresh world, or from the stacks of ranks that hung. Returns
         the finding unchanged if the deviation does not occur under the tracer."""
@@ -82,9 +102,9 @@ class Confirmer:
         first = first_deviating_answer(verdict) if verdict is not None else None
         if verdict is None or first is None:
             return found
-        found = replace(found, calls=collectives_called(verdict))
         if self.plan.law.chapter == "collective" and self.pool.target.foreign:  # torch's own part is the same for every backend
-            return replace(found, where=f"{BACK_END}{self.pool.target.backend}", trace=first.trace)
+            return self._blame_back_end(found, verdict, first)
+        found = replace(found, calls=collectives_called(verdict))
         if place := find_storage_frame(verdict, self.pool.target):
             return replace(found, where=place, places=(place,), trace=first.trace)
         near = trace_nearby(self.pool, self.plan.law, found.case, self.plan.limits, min(SECONDS, seconds))

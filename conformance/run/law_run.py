@@ -270,7 +270,7 @@ class LawRun:
     def _confirm(self) -> None:
         run = self._run
         limit = MAX_FINDINGS if run.certified is None else MAX_CERTIFIED_FINDINGS
-        confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuses_plans)
+        confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuses_plans, run.wrong_collectives())
         in_plan_order = sorted(self._new_by_signature.values(), key=lambda new: new.plan_number)
         unexpected = [seen for seen in in_plan_order if not self._is_expected_after_trace(seen)]
         for seen in unexpected[:limit]:

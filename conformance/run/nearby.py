@@ -44,8 +44,11 @@ def trace_nearby(pool: Pool, law: Law, case: Case, limits: Limits, seconds: floa
 
 
 def _fits_target(law: Law, case: Case, limits: Limits) -> bool:
-    """Whether the target has enough ranks for a case."""
-    return max(law.worlds(case)) <= limits.most
+    """Whether the target has enough ranks for a case, and the case has the fields that tell how many it needs."""
+    try:
+        return max(law.worlds(case)) <= limits.most
+    except NotationError:
+        return False
 
 
 def most_similar_cases(law: Law, case: Case, limits: Limits) -> list[Case]:

@@ -1,6 +1,7 @@
 """Run each reproducer script before it is handed out, with a time limit, in a process forked from one that has torch loaded.
 
-A script is *proven* if it exits 1, that is, if it shows the fault. Otherwise it is no reproducer, and the finding says why.
+A script is *proven* if it exits 1, that is, if it shows the fault. Otherwise it is no reproducer, and the finding says why. A run proves
+the script of its first finding at once, the others in the background: most of their time scripts wait.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ import os
 import runpy
 import sys
 import tempfile
+import threading
+import time
 import traceback
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardlaw.conformance.compat import LAZY_MODULES
-
 LIMIT_SECONDS = 90.0
-PRELOADED = ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch.distributed.fsdp", *LAZY_MODULES]
+PRELOADED = ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch.distributed.fsdp"]
 PROVEN = "proven"
 PORT_TAKEN = "EADDRINUSE"
+MAX_SCRIPTS = 4  # that run side by side
+POLL_SECONDS = 0.1
+INTERRUPTED = "not proven: the run was interrupted"
+NOT_YET = "not proven yet: the run goes on"
 
 
 @dataclass(frozen=True)
@@ -44,22 +50,48 @@ class ScriptResult:
         return f"not proven: the script ended with {self.code}: {last:.200}"
 
 
-def run_script(text: str, *, setup: str = "", argument: str = "", limit: float = LIMIT_SECONDS) -> ScriptResult:
+class Prover:
+    """Proves scripts in the background."""
+
+    def __init__(self) -> None:
+        self._workers = ThreadPoolExecutor(MAX_SCRIPTS)
+        self._stopped = threading.Event()
+
+    def submit(self, text: str) -> Future[str]:
+        """Run a script as soon as fewer than ``MAX_SCRIPTS`` others run; the result is that of :func:`prove`."""
+        return self._workers.submit(self._prove, text)
+
+    def stop(self) -> None:
+        """End the scripts that run, and start no more."""
+        self._stopped.set()
+
+    def _prove(self, text: str) -> str:
+        return INTERRUPTED if self._stopped.is_set() else prove(text, self._stopped)
+
+
+def run_script(
+    text: str, *, setup: str = "", argument: str = "", limit: float = LIMIT_SECONDS, stopped: threading.Event | None = None
+) -> ScriptResult:
     """Run a script, and once more if another process took the port that torch had found free. ``setup``: ``module:function`` to call in its
-    process first, with ``argument``. ``limit`` is in seconds."""
-    ran = _run_script_once(text, setup, argument, limit)
-    return _run_script_once(text, setup, argument, limit) if ran.code == 2 and PORT_TAKEN in ran.output else ran
+    process first, with ``argument``. ``limit`` is in seconds; when ``stopped`` is set it ends too."""
+    stopped = stopped or threading.Event()
+    ran = _run_script_once(text, setup, argument, limit, stopped)
+    return _run_script_once(text, setup, argument, limit, stopped) if ran.code == 2 and PORT_TAKEN in ran.output else ran
 
 
-def _run_script_once(text: str, setup: str, argument: str, limit: float) -> ScriptResult:
+def _run_script_once(text: str, setup: str, argument: str, limit: float, stopped: threading.Event) -> ScriptResult:
+    from shardlaw.conformance.compat import LAZY_MODULES  # loads torch
+
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([*PRELOADED, *LAZY_MODULES])
     with tempfile.TemporaryDirectory(prefix="shardlaw-script-") as folder:
         path, output = Path(folder) / "script.py", Path(folder) / "output"
         path.write_text(text, "utf-8")
         process = context.Process(target=_child_main, args=(str(path), str(output), setup, argument))
         process.start()
-        process.join(limit)
+        deadline = time.monotonic() + limit
+        while process.exitcode is None and time.monotonic() < deadline and not stopped.is_set():
+            process.join(POLL_SECONDS)
         code = process.exitcode
         if code is None:
             _kill_tree(process.pid)
@@ -68,9 +100,9 @@ def _run_script_once(text: str, setup: str, argument: str, limit: float) -> Scri
         return ScriptResult(code, output.read_text("utf-8", "replace") if output.exists() else "")
 
 
-def prove(text: str) -> str:
+def prove(text: str, stopped: threading.Event | None = None) -> str:
     """``proven``, or why a script does not show the fault."""
-    return run_script(text).proof
+    return run_script(text, stopped=stopped).proof
 
 
 def _child_main(path: str, output: str, setup: str, argument: str) -> None:

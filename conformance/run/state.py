@@ -12,7 +12,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import BACK_END, Target
-from shardlaw.conformance.law.verdict import Verdict, error_pattern, finding_id, place_names
+from shardlaw.conformance.law.verdict import Verdict, collectives_in, error_pattern, finding_id, place_names
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.shares import law_share
 
@@ -58,6 +58,11 @@ class Finding:
         return place_names(self.where, self.calls)
 
     @property
+    def collectives(self) -> list[str]:
+        """The collectives that the case names."""
+        return collectives_in(self.features)
+
+    @property
     def cause(self) -> tuple[str, ...]:
         """A key that findings of one cause share: the place in torch (without what a rule was asked), or else the law; and the kind.
 
@@ -66,8 +71,8 @@ class Finding:
         """
         place = ",".join(self.where.split(",")[:2])
         if place.startswith(BACK_END):
-            collectives = [name for name in self.features if name.startswith("collective:")]
-            return (place, *(collectives or [self.law.partition("[")[0]]), self.kind, error_pattern(self.verdict.error))
+            named = [f"collective:{name}" for name in self.collectives] or [self.law.partition("[")[0]]
+            return (place, *named, self.kind, error_pattern(self.verdict.error))
         kind = "wrong" if self.kind in ("wrong-value", "wrong-layout", "wrong-metadata") else self.kind
         kind = "raised" if kind == "divergence" and self.verdict.error else kind
         return (place or self.law.partition("[")[0], kind, error_pattern(self.verdict.error) if kind == "raised" else "")
@@ -193,6 +198,11 @@ class RunState:
             return len(self.certified.cases)
         return max(1, sum(law_share(law, self.request).count for law in self.laws) // self.request.shard[1])
 
+    def wrong_collectives(self) -> frozenset[str]:
+        """The collectives of a backend that is not torch's which give wrong values, by the new findings so far."""
+        wrong = (found for found in self.findings if found.status == "new" and found.where.startswith(BACK_END))
+        return frozenset(name for found in wrong if found.kind == "wrong-value" for name in found.collectives)
+
     def too_wide(self) -> list[TooWideEntry]:
         """The entries to refuse. Empty for one shard of a run: its few cases are no fair sample; ``shardlaw merge`` decides."""
         return self.expectations.too_wide() if self.request.shard == (1, 1) else []
@@ -218,6 +228,9 @@ class Listener(Protocol):
 
     def on_law_end(self, result: LawResult) -> None:
         """A law is finished."""
+
+    def wait_for_scripts(self) -> None:
+        """All cases were judged: wait until the scripts of all findings have been run."""
 
     def write_report(self, run: RunState, exit_code: int | None = None) -> object:
         """Write the state of the run so far; with an exit code it is final. Raises ``OSError``."""

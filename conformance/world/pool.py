@@ -14,6 +14,7 @@ import traceback
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -72,11 +73,11 @@ class Pool:
 
     # Public methods
 
-    def submit(self, law: Law, case: Case, on_verdict: Callable[[Verdict], None], *, reuse: bool = False, traced: bool = False) -> None:
+    def submit(self, law: Law, case: Case, on_verdict: Callable[[Verdict], None], *, reuse: bool = False) -> None:
         """Queue a case; ``on_verdict`` gets its verdict during this or a later call, and may submit cases, but not wait for them.
-        ``reuse``: ranks may reuse results of earlier cases. ``traced``: they record a trace of the act."""
+        ``reuse``: ranks may reuse results of earlier cases."""
         job = self._new_job(law, case, on_verdict)
-        job.reuse, job.traced, job.lane = reuse, traced, self._lane(law, case)
+        job.reuse, job.lane = reuse, self._lane(law, case)
         self._queue(job).append(job)
         self._outstanding += 1
         if self._delivering:
@@ -106,11 +107,15 @@ class Pool:
         self.wait_until(lambda: not self._outstanding)
 
     def check(self, law: Law, cases: Sequence[Case], *, traced: bool = False) -> list[Verdict]:
-        """The verdicts on ``cases``, in their order."""
+        """The verdicts on ``cases``, in their order; cases that were submitted wait for these. ``traced``: ranks record a trace of the
+        act."""
         found: dict[int, Verdict] = {}
-        for at, case in enumerate(cases):
-            self.submit(law, case, lambda verdict, at=at: found.__setitem__(at, verdict), traced=traced)  # type: ignore[misc]
-        self.flush()
+        for at, case in reversed([*enumerate(cases)]):
+            job = self._new_job(law, case, partial(found.__setitem__, at))
+            job.traced, job.lane = traced, self._lane(law, case)
+            self._queue(job).appendleft(job)
+            self._outstanding += 1
+        self.wait_until(lambda: len(found) == len(cases))
         return [found[at] for at in range(len(cases))]
 
     def check_fresh(self, law: Law, case: Case, *, traced: bool = False) -> Verdict:

@@ -26,7 +26,7 @@ from tests.harness.shells import MODULE, Shell
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
     monkeypatch.setattr(catalogue, "find", LAWS.__getitem__)
-    monkeypatch.setattr(proof, "prove", lambda text: proof.PROVEN)
+    monkeypatch.setattr(proof, "prove", lambda text, stopped: proof.PROVEN)
     run = FakeRun(ReportWriter(tmp_path / "report"), request=RunRequest(seed=7, report=tmp_path / "report"))
     run.results = {one.id: LawResult(one, "held", cases=10, seconds=1.5) for one in LAWS.values()}
     run.results["op.forward[mean]"].outcome = "deviates"

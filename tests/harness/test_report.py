@@ -155,8 +155,8 @@ def test_what_stands_on_a_collective_of_a_back_end_is_of_its_cause() -> None:
     gather, reduce = line(1, called="all_gather"), line(2, called="all_reduce", more=["async"])
     both = line(3, called="all_gather broadcast", more=["in-flight"])
     raised = line(4, "raised", "all_gather", more=["uneven-split"])
-    moved = line(5, where=place, places=[place, planner])
-    planned = line(6, where=planner, places=[planner, place])
+    moved = line(5, where=place, places=[place, planner], calls=["all_gather"])
+    planned = line(6, "divergence", calls=["all_gather", "broadcast"])
     other = line(7, where=planner, places=[planner], more=["uneven"])
     found = reports.report([], [gather, reduce, both, raised, moved, planned, other]).causes()
     assert [sorted(each.id for each in lines) for lines in found] == [
