@@ -8,10 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.distributed.tensor import DTensor
 
 NAME = "over-host"
@@ -44,6 +47,17 @@ def register() -> None:
     """Register the backend with torch, for CPU and CUDA tensors."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, lambda options, more: OverHost(options), extended_api=True, devices=["cpu", "cuda"])
+
+
+def _outside_transforms(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method on the tensors within those that torch.func wraps: torch unwraps them for back ends in C++ alone."""
+
+    @wraps(method)
+    def call(self: OverHost, *arguments: Any, **options: Any) -> Any:
+        with temporarily_clear_interpreter_stack():
+            return method(self, *map(_unwrap_nested, arguments), **options)
+
+    return call
 
 
 Group: Any = dist.ProcessGroup  # Any: its methods have other names from release to release
@@ -96,6 +110,7 @@ class OverHost(Group):  # type: ignore[misc]
     def shutdown(self) -> None:
         self._gloo.shutdown()
 
+    @_outside_transforms
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> HostCopyWork:
         """Exchange tensors of any sizes; gloo's own method requires equal sizes."""
         self._calls += 1
@@ -106,6 +121,7 @@ class OverHost(Group):  # type: ignore[misc]
         parts = torch.split(received, sizes)
         return HostCopyWork(work, [(output, part.view(output.shape)) for output, part in zip(outputs, parts, strict=True)])
 
+    @_outside_transforms
     def _allgather_base(self, output: torch.Tensor, x: torch.Tensor, opts: Any) -> HostCopyWork:
         if x.ndim:
             return self._call_gloo("_allgather_base", True, output, x, opts)
@@ -121,7 +137,7 @@ class OverHost(Group):  # type: ignore[misc]
 
 
 def _forward(call: str, has_results: bool) -> Callable[..., HostCopyWork]:
-    return lambda self, *arguments, **options: self._call_gloo(call, has_results, *arguments, **options)
+    return _outside_transforms(lambda self, *arguments, **options: self._call_gloo(call, has_results, *arguments, **options))
 
 
 for _call in (*WITH_RESULTS, *WITHOUT_RESULTS):
@@ -140,7 +156,7 @@ class HostCopyWork(dist.Work):
         self._results = [original for original, _ in copies]
 
     def _copy_back(self) -> None:
-        with self._lock:
+        with self._lock, temporarily_clear_interpreter_stack():
             for original, host in self._copies:
                 if original is not host:
                     with torch.inference_mode() if original.is_inference() else torch.no_grad():
@@ -201,6 +217,14 @@ def _to_host(x: torch.Tensor) -> torch.Tensor:
     if x.layout is not torch.strided or x.is_quantized:
         raise NotImplementedError(f"{NAME}: a tensor of {x.dtype} in the layout {x.layout} cannot be sent")
     return x.detach().cpu().contiguous() if x.device.type != "cpu" or not x.is_contiguous() else x
+
+
+def _unwrap_nested(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unwrap_nested(entry) for entry in value]
+    while isinstance(value, torch.Tensor) and is_functorch_wrapped_tensor(value):
+        value = get_unwrapped(value)
+    return value
 
 
 def _to_host_nested(value: Any) -> Any:

@@ -142,8 +142,10 @@ class Global(Due):
         return lay_out(local, self.memory) if self.memory in DENSE_MEMORIES else local
 
     def due_local(self, rank: int) -> Any:
-        """The local tensor as a due value: ``...`` on a rank outside the mesh."""
-        return ... if self.mesh.coord(rank) is None else self.local(rank)
+        """The local tensor as a due value, exact or not as this one: ``...`` on a rank outside the mesh."""
+        if self.mesh.coord(rank) is None:
+            return ...
+        return self.local(rank) if self.exact else Near(self.local(rank), self.rounding)
 
     def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         what = "" if place == check else place
