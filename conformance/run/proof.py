@@ -66,7 +66,8 @@ class Prover:
         self._stopped.set()
 
     def _prove(self, text: str) -> str:
-        return INTERRUPTED if self._stopped.is_set() else prove(text, self._stopped)
+        said = INTERRUPTED if self._stopped.is_set() else prove(text, self._stopped)
+        return said if said == PROVEN or not self._stopped.is_set() else INTERRUPTED
 
 
 def run_script(

@@ -21,6 +21,17 @@ def test_each_case_has_one_verdict_in_order(house: House) -> None:
     assert [verdict.case for verdict in house.pool.check(LAWS["nothing"], cases)] == cases
 
 
+def test_cases_that_somebody_waits_for_go_first(house: House) -> None:
+    found: list[Verdict] = []
+    for at in range(400):
+        house.pool.submit(LAWS["nothing"], case("nothing", seed=at), found.append)
+    cases = [case("nothing", seed=1000 + at) for at in range(3)]
+    assert [verdict.case for verdict in house.pool.check(LAWS["nothing"], cases)] == cases
+    assert len(found) < 400
+    house.pool.flush()
+    assert [verdict.case.seed for verdict in found] == list(range(400))
+
+
 def test_callbacks_may_feed(house: House) -> None:
     found: list[Verdict] = []
 

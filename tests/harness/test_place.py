@@ -9,10 +9,13 @@ import torch
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor, pack, unpack
+from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Raised, Verdict
+from shardlaw.conformance.laws import find
 from shardlaw.conformance.laws.layout.inputs import KINDS
 from shardlaw.conformance.rank.trace import snapshot
+from shardlaw.conformance.run import nearby
 from shardlaw.conformance.run.deviating_step import first_deviating_step
 from shardlaw.conformance.run.nearby import simpler_cases
 from shardlaw.conformance.run.place import add_decision, find_places, find_storage_frame
@@ -247,6 +250,15 @@ def test_plainer_cases_have_one_departure_less() -> None:
     assert "op.forward[add] mesh=2x2@0,2,1,3 a=5x4:R,P(sum):float64 b=4:R,R steps=add(a,b)" in texts
     assert "op.forward[add] mesh=2 a=5x4:S(0):float64 b=4:R steps=add(a,b)" in texts
     assert case.text not in texts
+
+
+def test_a_plainer_case_without_a_field_that_its_law_needs_is_left_out() -> None:
+    law = find("roundtrip.fsspec")
+    plainer = simpler_cases(Case.parse(law.control))
+    lacking = [other for other in plainer if "through" not in other]
+    assert lacking
+    assert not any(nearby._fits_target(law, other, Limits()) for other in lacking)
+    assert any(nearby._fits_target(law, other, Limits()) for other in plainer)
 
 
 def test_an_error_from_a_storage_of_somebodys_own_is_put_down_to_it() -> None:

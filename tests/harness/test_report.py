@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from shardlaw.conformance.report.junit import render_junit
 from shardlaw.conformance.report.markdown import render_markdown
 from shardlaw.conformance.report.run_report import FindingLine, read_report
 from shardlaw.conformance.report.writer import ReportWriter
+from shardlaw.conformance.run import proof
 from shardlaw.conformance.run.engine import Run
 from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import Expectations
@@ -234,6 +237,33 @@ def test_a_finding_is_written_with_what_every_rank_said(run: FakeRun) -> None:
     script = (run.writer.folder / "findings" / f"{found.id}.py").read_text()
     assert "What op.forward[mean] says." in script
     assert [case.text for case in read_cases(run.writer.folder)] == [found.case.text]
+
+
+def test_scripts_after_the_first_are_run_while_the_run_goes_on(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = finding(), finding("mesh.groups")
+    run.take(first)
+    ended = threading.Event()
+    monkeypatch.setattr(proof, "prove", lambda text, stopped: proof.PROVEN if ended.wait(20) else "")
+    run.take(second)
+    folder = run.writer.folder / "findings"
+    assert run.writer.unproven() == 1
+    assert read_finding(folder / f"{second.id}.json")["script"] == proof.NOT_YET
+    ended.set()
+    run.update(1)
+    assert (folder / f"{second.id}.py").exists()
+    assert read_finding(folder / f"{second.id}.json")["script"] == proof.PROVEN
+    assert {line.script for line in read_report(run.writer.folder).findings} == {proof.PROVEN}
+
+
+def test_a_run_that_is_interrupted_ends_the_scripts_that_run(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.take(finding())
+    monkeypatch.setattr(proof, "prove", lambda text, stopped: proof.run_script("import time; time.sleep(80)", stopped=stopped).proof)
+    last = finding("mesh.groups")
+    run.take(last)
+    began = time.monotonic()
+    run.update(130)
+    assert time.monotonic() - began < 40
+    assert read_finding(run.writer.folder / "findings" / f"{last.id}.json")["script"] == proof.INTERRUPTED
 
 
 def test_a_finding_without_a_script_says_why(run: FakeRun) -> None:

@@ -60,3 +60,18 @@ def test_the_target_names_it() -> None:
 def test_tensors_of_other_layouts_are_refused_in_words() -> None:
     with pytest.raises(NotImplementedError, match=r"over-host: a tensor of torch.float32 in the layout torch.sparse_coo cannot be sent"):
         over_host._to_host(torch.eye(2).to_sparse())
+
+
+def test_what_torch_func_wraps_is_sent_as_the_tensor_within() -> None:
+    """torch.func wraps a tensor once for each transform, and unwraps it for back ends in C++ alone."""
+    seen = []
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        seen.extend([x, *over_host._unwrap_nested([x])])
+        return x * 2
+
+    x = torch.ones(2)
+    torch.func.jvp(lambda x: torch.func.jvp(note, (x,), (x,))[1], (x,), (x,))
+    wrapped, bare = seen
+    assert wrapped is not x
+    assert bare.data_ptr() == x.data_ptr()
