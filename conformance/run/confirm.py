@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.world import Pool
 
 HISTORY_SECONDS = 10.0
+COSTS_A_WORLD = ("hang", "crash", "divergence")
 MAX_TRACES = 3  # tries to trace a case
 NOT_MINIMAL = "not minimal: no smaller case was found within the time for shrinking"
 NOT_SHRUNK = "a case of the law's own list, not shrunk"
@@ -76,17 +77,19 @@ class Confirmer:
         return replace(found, minimal=shrunk.minimal, shrink_calls=shrinker.calls, confirmed=(seen, seen), note=note)
 
     def _explain_by_collective(self, first: Verdict) -> Finding | None:
-        """The finding, if a fresh world shows it under the tracer and its case calls a collective that the backend does wrong. The case is
-        not shrunk: the law of the collective has a smaller one."""
-        if not self.wrong_collectives or self.plan.law.chapter == "collective" or first.kind in ("hang", "crash"):
+        """The finding, if the deviation occurs again under the tracer and its case calls a collective that the backend does wrong. The case
+        is not shrunk: the law of the collective has a smaller one."""
+        law = self.plan.law
+        if not self.wrong_collectives or law.chapter == "collective" or first.kind in ("hang", "crash"):
             return None
-        verdict = _trace_case(self.pool, self.plan.law, first.case, first.signature)
+        used = _trace_in_used_world(self.pool, law, first)
+        verdict = used or _trace_case(self.pool, law, first.case, first.signature)
         answer = first_deviating_answer(verdict) if verdict is not None else None
         if verdict is None or answer is None or not (wrong := self.wrong_collectives.intersection(collectives_called(verdict))):
             return None
-        found = Finding.from_verdict(self.plan.law, verdict, first.case)
+        found = Finding.from_verdict(law, verdict, first.case)
         note = f"not shrunk: it calls {', '.join(sorted(wrong))}, which the back end does wrong"
-        return replace(self._blame_back_end(found, verdict, answer), confirmed=(1, 1), note=note)
+        return replace(self._blame_back_end(found, verdict, answer), confirmed=(0, 0) if used else (1, 1), note=note)
 
     def _blame_back_end(self, found: Finding, verdict: Verdict, first: Answer) -> Finding:
         return replace(found, where=f"{BACK_END}{self.pool.target.backend}", calls=collectives_called(verdict), trace=first.trace)
@@ -153,6 +156,13 @@ def trace_spots(pool: Pool, law: Law, verdict: Verdict) -> frozenset[str]:
     return place_names(find_storage_frame(again, pool.target) or next(iter(places), ""), collectives_called(again))
 
 
+def trace_collectives(pool: Pool, law: Law, verdict: Verdict) -> frozenset[str]:
+    """Trace the case of a deviation in a world that has served other cases, and return the collectives called; empty if the deviation does
+    not occur there, or costs a world."""
+    again = _trace_in_used_world(pool, law, verdict)
+    return frozenset(collectives_called(again)) if again is not None else frozenset()
+
+
 def try_find_places(verdict: Verdict, near: Sequence[Verdict]) -> tuple[list[str], str]:
     """The places in torch that a traced verdict points to, and a note if its trace cannot be read: a faulty torch may return anything from
     a step, and that must not cost the finding."""
@@ -160,6 +170,15 @@ def try_find_places(verdict: Verdict, near: Sequence[Verdict]) -> tuple[list[str
         return find_places(verdict, near), ""
     except Exception as error:
         return [], f"where it happens is not known, its trace cannot be read: {type(error).__name__}: {error}"
+
+
+def _trace_in_used_world(pool: Pool, law: Law, verdict: Verdict) -> Verdict | None:
+    """Trace the case of a deviation in a world that has served other cases; ``None`` if the deviation does not occur there, or costs a
+    world."""
+    if verdict.kind in COSTS_A_WORLD:
+        return None
+    (again,) = pool.check(law, [verdict.case], traced=True)
+    return again if again.signature == verdict.signature else None
 
 
 def _trace_case(pool: Pool, law: Law, case: Case, signature: str) -> Verdict | None:

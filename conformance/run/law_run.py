@@ -15,7 +15,7 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.program.fields import ProgramField
 from shardlaw.conformance.law.program.names import NoFunctionError
 from shardlaw.conformance.law.verdict import error_pattern, finding_id
-from shardlaw.conformance.run.confirm import Confirmer, trace_spots
+from shardlaw.conformance.run.confirm import Confirmer, trace_collectives, trace_spots
 from shardlaw.conformance.run.search import SHRINK_SECONDS, StopDrawing
 from shardlaw.conformance.run.state import Finding, HarnessFault
 from shardlaw.conformance.run.supported import ENOUGH_REFUSED
@@ -298,7 +298,8 @@ class LawRun:
         """Whether an entry with ``at`` accounts for a signature; traces its first case if there is such an entry."""
         if not self._run.expectations.needs_trace(self.law, seen.verdict):
             return False
-        return self._is_expected_at(seen, trace_spots(self._pool, self.law, seen.verdict))
+        traces = (trace_collectives, trace_spots)  # the cheaper one first
+        return any(self._is_expected_at(seen, trace(self._pool, self.law, seen.verdict)) for trace in traces)
 
     def _is_expected_at(self, seen: _JudgedCase, at: AbstractSet[str]) -> bool:
         """Whether an entry with ``at`` accounts for a signature that was traced to these places."""
