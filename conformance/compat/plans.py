@@ -192,6 +192,8 @@ def rule_of(op: Any) -> str:
     if rule is None:
         decomposes = compat.name("has_decomposition")
         return torch_trace.place(_decomposition_planner(decomposes).__code__) if decomposes(op) else ""
+    while isinstance(rule, functools.partial):
+        rule = rule.func
     return _generated_rule(op, rule) if "<locals>" in rule.__qualname__ else torch_trace.place(rule.__code__)
 
 

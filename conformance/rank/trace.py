@@ -2,7 +2,7 @@
 that ran.
 
 A confirmed finding is traced, and similar cases that hold. torch's caches of plans are cleared first, so that every rule is called. The
-trace covers the Python functions of ``torch.distributed`` on the main thread, not C++.
+trace covers the Python functions of ``torch.distributed``, not C++; of threads that the act starts only which functions and lines ran.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ class Tracer:
         """Record what the block does, after torch's caches of plans are cleared."""
         compat.clear_op_plans()
         compat.clear_redistribution_plans()
-        before = sys.gettrace()
+        before, of_threads = sys.gettrace(), threading.gettrace()
         try:
             with self._dispatch_mode():
+                threading.settrace(self._on_thread_call)
                 sys.settrace(self._on_call)
                 yield
         except BaseException as error:
@@ -65,13 +66,14 @@ class Tracer:
             raise
         finally:
             sys.settrace(before)
+            threading.settrace(of_threads)  # type: ignore[arg-type]
 
     @property
     def evidence(self) -> Evidence:
         return Evidence(
             tuple(self._steps),
-            {place: frozenset(lines) for place, lines in self._visited.items()},
-            {place: frozenset(callers) for place, callers in self._callers.items()},
+            {place: frozenset(lines) for place, lines in [*self._visited.items()]},  # threads may still run
+            {place: frozenset(callers) for place, callers in [*self._callers.items()]},
             frozenset(self._answered),
             self._raised,
         )
@@ -80,14 +82,9 @@ class Tracer:
 
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         place = self._place(frame.f_code)
-        if not place or self._is_paused or threading.current_thread() is not threading.main_thread():
+        if not place or self._is_paused:
             return None
-        lines = self._visited.setdefault(place, set())
-        caller = frame.f_back
-        while caller is not None and (not self._place(caller.f_code) or caller.f_code.co_name.startswith("<")):
-            caller = caller.f_back
-        by = self._place(caller.f_code) if caller is not None else ""
-        self._callers.setdefault(place, set()).add(by)
+        lines = self._visit(frame, place)
         name = frame.f_code.co_name
         if name == torch_trace.PLANS_OP:
             return self._on_planning(frame, lines)
@@ -105,6 +102,20 @@ class Tracer:
                 self._answered.add(place)
 
         return _trace_lines(lines, on_return)
+
+    def _on_thread_call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """As :meth:`_on_call`, in a thread that the act has started."""
+        place = self._place(frame.f_code)
+        return _trace_lines(self._visit(frame, place), lambda result: None) if place else None
+
+    def _visit(self, frame: FrameType, place: str) -> set[int]:
+        """Note that a function was called; returns the set of its lines that ran."""
+        caller = frame.f_back
+        while caller is not None and (not self._place(caller.f_code) or caller.f_code.co_name.startswith("<")):
+            caller = caller.f_back
+        by = self._place(caller.f_code) if caller is not None else ""
+        self._callers.setdefault(place, set()).add(by)
+        return self._visited.setdefault(place, set())
 
     def _on_planning(self, frame: FrameType, lines: set[int]) -> Any:
         schema = frame.f_locals.get("op_schema")
@@ -251,9 +262,12 @@ def _snapshot_shard(local: Any, spec: Any) -> TracedTensor:
 
 def _copy_dense(tensor: torch.Tensor) -> torch.Tensor:
     """A copy as a plain dense tensor; empty for a subclass with a ``__torch_dispatch__`` of its own, which may hold its elements
-    elsewhere."""
-    copy = tensor.detach().clone()
-    copy = copy if copy.layout is torch.strided else copy.to_dense()
+    elsewhere, and for a tensor without memory, as a shard of ``fully_shard`` may be."""
+    try:
+        copy = tensor.detach().clone()
+        copy = copy if copy.layout is torch.strided else copy.to_dense()
+    except RuntimeError:
+        return NOTHING
     if type(copy) is torch.Tensor:
         return copy
     is_plain = type(copy).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
