@@ -86,3 +86,8 @@ class Together(dist.Work):
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """What DistributedDataParallel waits for: what reductions made of all tensors."""
+        every = torch.futures.collect_all([work.get_future() for work in self._works])
+        return every.then(lambda done: [x for future in done.value() for x in future.value()])
