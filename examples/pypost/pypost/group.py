@@ -281,12 +281,12 @@ def unpacked(letter: bytes, like: torch.Tensor, call: str) -> torch.Tensor:
 
 
 def operation(opts: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """The reduction that is asked for. Raises ``ValueError`` where this backend has none for the dtype."""
-    dtype = tensors[0].dtype
+    """The reduction that is asked for, a sum if none is. Raises ``ValueError`` where this backend has none for the dtype."""
+    dtype, asked = tensors[0].dtype, dist.ReduceOp(dist.ReduceOp.SUM) if opts is None else opts.reduceOp
     inexact, complex_ = dtype.is_floating_point or dtype.is_complex, dtype.is_complex
     fits = {"any": True, "inexact": inexact, "exact": not inexact, "ordered": not complex_}
     for op, (_, takes) in REDUCTIONS.items():  # a ReduceOp knows its kinds, these do not know it
-        if opts.reduceOp == op and fits[takes]:
+        if asked == op and fits[takes]:
             return op
     raise ValueError(f"pypost: no such reduction of {dtype}")
 
