@@ -250,7 +250,7 @@ def main(folder: Path, seed: int = 0, count: int = 100) -> int:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--judge"]:
         judge()
-    elif len(sys.argv) > 1:
+    elif sys.argv[1:] and not sys.argv[1].startswith("-"):
         sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:4])))
     else:
         sys.exit("benchmarks.mutants: no folder: python -m benchmarks.mutants FOLDER [SEED [COUNT]]")

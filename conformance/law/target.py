@@ -65,9 +65,9 @@ class Target:
     init_method: str = ""
     writer: str = ""
     reader: str = ""
-    options: tuple[tuple[str, Any], ...] = ()
-    reader_options: tuple[tuple[str, Any], ...] = ()
-    init_options: tuple[tuple[str, Any], ...] = ()
+    options: tuple[tuple[str, Any], ...] = field(default=(), hash=False)
+    reader_options: tuple[tuple[str, Any], ...] = field(default=(), hash=False)
+    init_options: tuple[tuple[str, Any], ...] = field(default=(), hash=False)
     expect: tuple[str, ...] = ()
 
     @property
