@@ -191,9 +191,10 @@ class Run(RunState):
         """Add a finding to the report. If its id is taken (the cases differ in a field that is no feature), it gets another."""
         if any(found.id == other.id for other in self.findings):
             found = replace(found, id=finding_id(found.signature, (*found.features, found.case.text)))
+        is_first = found.status == "new" and not any(other.status == "new" for other in self.findings)
         self.findings.append(found)
         self.listener.on_finding(found, self)
-        if found.status == "new":
+        if is_first:
             self.write()
         else:
             self._write_if_due()
