@@ -66,11 +66,15 @@ def _group_by_place(lines: Sequence[FindingLine], rare: float, reached: Mapping[
 
 
 def _put_frequent_place_first(group: list[FindingLine]) -> None:
-    """Sort a group in place: the findings at its most frequent place first, of a backend those of the collective's own laws, then by the
-    size of their cases."""
+    """Sort a group in place: the findings at its most frequent place first, then by the size of their cases. In a backend the plainest
+    case of the collective's own laws comes first."""
     named = Counter(place for line in group for place in {_place_of(line), *map(_strip_request, line.places)})
     shown = _place_of(max(group, key=lambda line: (line.in_back_end, named[_place_of(line)])))
-    group.sort(key=lambda line: (_place_of(line) != shown, line.in_back_end and not collectives_in(line.features), _size_key(line)))
+
+    def plainness(line: FindingLine) -> tuple[bool, int]:
+        return (not collectives_in(line.features), len(line.features)) if line.in_back_end else (False, 0)
+
+    group.sort(key=lambda line: (_place_of(line) != shown, *plainness(line), _size_key(line)))
 
 
 def _group_by(lines: Iterable[FindingLine], key: Callable[[FindingLine], str]) -> list[list[FindingLine]]:
