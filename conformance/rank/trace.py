@@ -262,16 +262,17 @@ def _snapshot_shard(local: Any, spec: Any) -> TracedTensor:
 
 def _copy_dense(tensor: torch.Tensor) -> torch.Tensor:
     """A copy as a plain dense tensor; empty for a subclass with a ``__torch_dispatch__`` of its own, which may hold its elements
-    elsewhere, and for a tensor without memory, as a shard of ``fully_shard`` may be."""
-    try:
-        copy = tensor.detach().clone()
-        copy = copy if copy.layout is torch.strided else copy.to_dense()
-    except RuntimeError:
-        return NOTHING
+    elsewhere."""
+    copy = tensor.detach().clone()
+    copy = copy if copy.layout is torch.strided else copy.to_dense()
     if type(copy) is torch.Tensor:
         return copy
-    is_plain = type(copy).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    return copy.as_subclass(torch.Tensor) if is_plain else NOTHING
+    return copy.as_subclass(torch.Tensor) if _has_own_memory(copy) else NOTHING
+
+
+def _has_own_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of no subclass with a ``__torch_dispatch__`` of its own, which may hold its elements elsewhere."""
+    return type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def _is_plain(placement: Any) -> bool:
@@ -280,10 +281,12 @@ def _is_plain(placement: Any) -> bool:
 
 
 def _is_severed(args: tuple[Any, ...], gave: Any) -> bool:
-    """Whether the result of a view op shares no memory with the first argument."""
+    """Whether the result of a view op shares no memory with the first argument; not said of subclasses that hold no memory themselves."""
     if not (args and isinstance(args[0], DTensor) and isinstance(gave, DTensor)):
         return False
     base, view = args[0].to_local(), gave.to_local()
+    if not (_has_own_memory(base) and _has_own_memory(view)):
+        return False
     return min(base.numel(), view.numel()) > 0 and base.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
 
 

@@ -1,0 +1,50 @@
+"""Traces of acts on real ranks: what they survive, and what they follow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.utils import find_state_dict_object
+
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.laws import find
+from shardlaw.conformance.rank.trace import Tracer
+from shardlaw.conformance.world import Pool
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(Target()) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("module.registered mesh=2 x=4:S(0) dim=-1", id="a-rule-that-is-a-partial-function"),
+        pytest.param("module.gather-hooks mesh=2 model=mlp dims=5x7x3 hooks=all", id="shards-of-a-subclass-without-memory"),
+    ],
+)
+def test_a_case_that_holds_holds_under_the_tracer(text: str, pool: Pool) -> None:
+    case = Case.parse(text)
+    verdict = pool.check_fresh(find(case.law), case, traced=True)
+    assert verdict.status == "held", verdict.message
+
+
+def test_a_trace_follows_the_threads_that_an_act_starts() -> None:
+    def find_object() -> None:
+        find_state_dict_object({"a": 1}, MetadataIndex("a"))
+
+    tracer = Tracer()
+    with tracer.recording():
+        thread = threading.Thread(target=find_object)
+        thread.start()
+        thread.join()
+    assert any(place.startswith("find_state_dict_object, ") for place in tracer.evidence.visited)
+    assert threading.gettrace() is None
