@@ -66,7 +66,7 @@ class Tracer:
             raise
         finally:
             sys.settrace(before)
-            threading.settrace(of_threads)  # type: ignore[arg-type]
+            threading.settrace(of_threads)
 
     @property
     def evidence(self) -> Evidence:
