@@ -74,11 +74,12 @@ class ReportWriter:
         except ScriptError as error:
             return self._write_finding(found, run, proof=str(error))
         proof = self._prover.submit(text)
-        if self._is_first:
-            self._is_first = False
-            return self._write_finding(found, run, text, proof.result())
         self._unproven.append((found, text, proof))
-        return self._write_finding(found, run, proof=NOT_YET)
+        line = self._write_finding(found, run, proof=NOT_YET)
+        if not self._is_first:
+            return line
+        self._is_first = False
+        return self._write_finding(found, run, text, proof.result())
 
     def _write_finding(self, found: Finding, run: RunState, text: str = "", proof: str = "") -> FindingLine:
         """Write a finding, and its script if that is proven."""

@@ -1,0 +1,128 @@
+"""New findings by cause: which are one fault, and which are two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from shardlaw.conformance.report.run_report import FindingLine
+from tests.harness import reports
+from tests.harness.runs import CASE, finding, verdict
+
+
+def test_what_departs_in_several_ways_at_one_place_or_by_way_of_it_is_one_cause() -> None:
+    one = "gather_rule, torch/distributed/tensor/_ops/_some_ops.py:1"
+
+    def line(at: int, cause: str, features: list[str], where: str = one) -> FindingLine:
+        return reports.finding(f"{at:08x}", where=where, cause=f"{where} | {cause}", features=features)
+
+    wrong, raised = line(1, "wrong", ["uneven", "world:3"]), line(2, "raised | no", ["empty-shard", "uneven"])
+    other = msgspec.structs.replace(line(3, "hang", ["permuted"]), kind="hang")
+    asked = line(4, "wrong", ["uneven"], f"{one}, asked for R")
+    elsewhere = line(5, "wrong", ["uneven"], one.replace("gather", "reduce"))
+    through = msgspec.structs.replace(line(6, "raised", ["0-d", "uneven"], "below"), kind="raised", places=["below", elsewhere.where])
+    found = reports.report([], [wrong, raised, other, asked, elsewhere, through]).causes()
+    assert [sorted(each.id for each in lines) for lines in found] == [
+        [wrong.id, raised.id, asked.id],
+        [other.id],
+        [elsewhere.id, through.id],
+    ]
+
+
+def test_the_planner_of_redistributions_is_the_cause_of_what_shares_its_features_alone() -> None:
+    moves, planner = (f"f, torch/distributed/tensor/{file}.py:1" for file in ("placement_types", "_redistribute"))
+
+    def line(at: int, law: str, *features: str, by: str = moves) -> FindingLine:
+        return reports.finding(f"{at:08x}", f"{law} mesh=2", where=by, places=[by, planner], features=list(features))
+
+    one, two = line(1, "redistribute.back", "strided", "uneven", by=planner), line(2, "redistribute.full", "0-d", "strided", by=planner)
+    shares, order = line(3, "redistribute.path", "nan", "strided", by="x, torch/a.py:1"), line(4, "redistribute.local", "permuted")
+    stands_on_it = line(5, "module.linear", by="y, torch/b.py:1")
+    found = reports.report([], [one, two, shares, order, stands_on_it]).causes()
+    assert [sorted(each.id for each in lines) for lines in found] == [[one.id, two.id, shares.id, stands_on_it.id], [order.id]]
+
+
+def test_what_every_op_goes_through_does_not_make_one_cause_of_two_ops_that_are_refused() -> None:
+    planner = "ShardingPropagator.propagate_op_sharding_non_cached, torch/distributed/tensor/_sharding_prop.py:735"
+
+    def refused(at: int, op: str) -> FindingLine:
+        more = {"kind": "raised", "where": planner, "places": [planner], "cause": f"{planner} | raised | no rule of {op}"}
+        return reports.finding(f"{at:08x}", features=[f"option:{op}"], **more)
+
+    assert len(reports.report([], [refused(1, "one"), refused(2, "other"), refused(3, "one")]).causes()) == 2
+
+
+def test_a_cause_is_shown_by_what_departs_at_the_place_that_is_named_most() -> None:
+    took, gave, else_ = (f"{name}, torch/distributed/tensor/parallel/style.py:{at}" for at, name in enumerate(("took", "gave", "else")))
+    models = [reports.finding(f"{at:08x}", where=took, places=[took, gave]) for at in (1, 2, 3)]
+    style = reports.finding("00000004", CASE.text.replace("5x6", "15x16"), where=gave, places=[gave, else_])
+    other = reports.finding("00000005", where=else_, places=[else_])
+    found = reports.report([], [*models, style, other]).causes()
+    assert [[line.id for line in lines] for lines in found] == [[style.id, *(line.id for line in models)], [other.id]]
+
+
+def test_what_makes_one_cause_of_several_places() -> None:
+    def line(at: int, where: str, law: str, *features: str) -> FindingLine:
+        place = f"{where}, torch/a.py:{at}"
+        return reports.finding(f"{at:08x}", f"{law} mesh=2 x=5x6:S(0)", where=place, places=[place], features=list(features))
+
+    forward = line(1, "rule", "op.forward[nn.functional.pad.constant]", "uneven")
+    gradient, other_op = line(2, "handler", "op.backward[nn.functional.pad]"), line(3, "another", "op.backward[nn.functional.fold]")
+    flatten, split = line(4, "Views.flatten", "op.program", "nested", "view"), line(5, "Views.split", "op.history", "view")
+    apart = line(6, "Views.cut", "op.out", "empty-shard")
+    source, later = line(7, "distribute", "layout.source", "source-rank"), line(8, "style", "module.source", "source-rank", "uneven")
+    same = line(9, "else", "layout.memory", "source-rank")
+    nowhere = reports.finding("0000000a", where="", features=["nested", "uneven"])
+    made = reports.report([], [forward, gradient, other_op, flatten, split, apart, source, later, same, nowhere])
+    made.totals.cases = 1000
+    made.features = {"source-rank": 5, "uneven": 300, "view": 9}
+    assert [sorted(each.id for each in lines) for lines in made.causes()] == [
+        [forward.id, gradient.id, nowhere.id],
+        [other_op.id],
+        [flatten.id, split.id],
+        [apart.id],
+        [source.id, later.id],
+        [same.id],
+    ]
+
+
+def test_an_error_of_some_ranks_and_of_all_is_one_cause() -> None:
+    some = replace(verdict(), kind="divergence", error="RuntimeError: of 3")
+    every = replace(verdict(), kind="raised", error="RuntimeError: of 4")
+    causes = {finding(kind=each.kind, verdict=each, where="f, torch/a.py:1").cause for each in (some, every)}
+    assert causes == {("f, torch/a.py:1", "raised", "RuntimeError: of #")}
+
+
+def test_what_two_collectives_of_a_back_end_do_wrong_is_two_causes() -> None:
+    def found(at: int, features: tuple[str, ...], kind: str = "wrong-value") -> FindingLine:
+        one = finding(kind=kind, verdict=replace(verdict(), kind=kind), where="the back end mine", features=features)
+        return reports.finding(f"{at:08x}", kind=kind, where=one.where, cause=" | ".join(one.cause), features=list(features))
+
+    one, alike = found(1, ("collective:all_reduce",)), found(2, ("async", "collective:all_reduce"))
+    other, described = found(3, ("collective:all_gather",)), found(4, ("collective:all_reduce",), "wrong-metadata")
+    causes = reports.report([], [one, alike, other, described]).causes()
+    assert [sorted(line.id for line in lines) for lines in causes] == [[one.id, alike.id], [other.id], [described.id]]
+
+
+def test_what_stands_on_a_collective_of_a_back_end_is_of_its_cause() -> None:
+    """One fault of ``all_gather``: its other forms, errors where the parts are uneven, and where torch gathers."""
+    place = "Shard._to_replicate_tensor, torch/distributed/tensor/placement_types.py:591"
+    planner = "_optimize_transform_infos, torch/distributed/tensor/_redistribute.py:395"
+
+    def line(at: int, kind: str = "wrong-value", called: str = "", where: str = "the back end mine", **fields: Any) -> FindingLine:
+        features = [f"collective:{name}" for name in called.split()] + fields.pop("more", [])
+        return reports.finding(f"{at:08x}", kind=kind, cause=f"{at}", where=where, features=features, **fields)
+
+    gather, reduce = line(1, called="all_gather"), line(2, called="all_reduce", more=["async"])
+    both = line(3, called="all_gather broadcast", more=["in-flight"])
+    raised = line(4, "raised", "all_gather", more=["uneven-split"])
+    moved = line(5, where=place, places=[place, planner], calls=["all_gather"])
+    planned = line(6, "divergence", calls=["all_gather", "broadcast"])
+    other = line(7, where=planner, places=[planner], more=["uneven"])
+    found = reports.report([], [gather, reduce, both, raised, moved, planned, other]).causes()
+    assert [sorted(each.id for each in lines) for lines in found] == [
+        [gather.id, both.id, raised.id, moved.id, planned.id],
+        [reduce.id],
+        [other.id],
+    ]
+    assert found[0][0].where == "the back end mine", "the smallest case of what stands on it"
