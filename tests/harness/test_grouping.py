@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from shardlaw.conformance.report.run_report import FindingLine
 from tests.harness import reports
 from tests.harness.runs import CASE, finding, verdict
