@@ -369,4 +369,5 @@ MESH_FOR_RANK = 'DeviceMesh("cpu", {}, _init_backend=False, _rank=seat)'
 # the name of a strided shard in scripts
 STRIDED_SHARD = "_StridedShard"
 
-LAZY_MODULES = ("torch._dynamo", "torch.distributed.tensor.debug")  # imported by torch when a process first uses DTensor
+# for ranks to share instead of importing: torch imports the first two when a process first uses DTensor, few laws need the last
+LAZY_MODULES = ("torch._dynamo", "torch.distributed.tensor.debug", "torch.distributed.optim")

@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlaw.conformance.law.act import law, texts
@@ -106,6 +105,8 @@ def take_steps(
     model: Any, forward: Any, inputs: Sequence[torch.Tensor], way: str, averager: Any, place: int
 ) -> dict[str, Any]:
     """Train a model. Returns its parameters after each step, and how often a hook on the step was called."""
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
     optim: Any = torch.optim.SGD(model.parameters(), lr=0.0625, momentum=0.5)
     wrapped, called, steps = way in ("local", "optimizer", "resumed", "noticed"), list[int](), list[Any]()
     if wrapped:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import WordField
@@ -94,7 +94,7 @@ def count_pass(mode: Any, model: Any, x: torch.Tensor, does: str) -> None:
         if does == "steps":
             model(x).sum().backward()
         if does == "within":
-            with CommDebugMode():
+            with compat.CommDebugMode():
                 model(x).sum().backward()
         if does == "gathered":
             next(model.parameters()).full_tensor()
@@ -124,7 +124,7 @@ def counted(mesh: DeviceMesh, does: Annotated[str, WordField(WAYS)]):
     else:
         plan = {"a.net1": ColwiseParallel(), "a.net2": RowwiseParallel()}
         parallelize_module(model, mesh, plan | {name.replace("a.", "b."): style for name, style in plan.items()})
-    x, mode = torch.ones(3, 4, requires_grad=True), CommDebugMode()
+    x, mode = torch.ones(3, 4, requires_grad=True), compat.CommDebugMode()
     count_pass(mode, model, x, does)
     total, modules = mode.get_total_counts(), {}
     for name, directions in mode.comm_module_counts.items():

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.join import Join
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlaw.conformance.law.act import law, texts
@@ -108,6 +107,8 @@ def join(
     """Ranks that have fewer inputs than others join them: every rank has the parameters that training with all inputs
     gives, where gradients are divided by the number of all ranks or of those that have inputs left. If ranks are to
     stop instead, each does once the first has no more inputs."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     if mesh.get_coordinate() is None:
         return {}
     group = mesh.get_group()

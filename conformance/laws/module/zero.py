@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.case import Case
@@ -162,6 +161,8 @@ def zero(
     """An optimizer that is shared out among the ranks steps parameters as one that is not, with rates that change,
     parameters that come in groups, later, or frozen, without a gradient, or with a closure. Its state, put together, is
     that of the other, is loaded in place of what it had, in the dtype of the parameters, and is left as it was."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     if mesh.get_coordinate() is None:
         return {}
     chosen: Any = OPTIMIZERS[optimizer]
