@@ -88,7 +88,8 @@ RELEASES_HEAD = """\
 # Which release of torch has which fault
 
 Written by `python -m benchmarks.causes`, from what `python -m benchmarks.causes --try` saw on each release (`tox -e versions`). *seen*: a
-case of the cause deviates there; *gone*: it was seen on an earlier release, and none does; *not yet*: it was seen on later ones only.
+case of the cause deviates there; *gone*: it was seen on an earlier release, and none does; *not yet*: it was seen on later ones only;
+*not tried*: no case of it ran there, as of causes that are about other devices than the CPU.
 
 """
 FINDINGS_COLUMNS = ["", "| what happens | where | seen on | case |", "| --- | --- | --- | --- |"]
@@ -126,6 +127,8 @@ def releases(chapters: dict[str, Known]) -> str:
 def _state(cause: Cause, release: str) -> str:
     if release in cause.seen:
         return "seen"
+    if release not in cause.tried:
+        return "not tried"
     return "not yet" if _key(release) < _key(cause.seen[0]) else "gone"
 
 

@@ -36,7 +36,8 @@ KERNEL_INDEX_ERROR = re.compile(
 @dataclass(frozen=True)
 class Cause:
     """One fault of torch. ``where`` is the function to fix and its file, ``seen`` the releases on which a case of it deviates, ``tried``
-    all releases that a cause of the same file lists. Releases are ``MAJOR.MINOR``, in ascending order."""
+    all releases that a cause of the same file lists; those in ``seen`` if no entry is about gloo, as GPUs are not at hand for every
+    release. Releases are ``MAJOR.MINOR``, in ascending order."""
 
     id: str
     title: str

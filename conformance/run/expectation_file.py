@@ -36,6 +36,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -149,7 +150,9 @@ class _ExpectationFile:
                 raise refuse("id", f"id = {block['id']!r}: the cause in line {known[block['id']]} has it")
             known[block["id"]] = line
             fields = {key: block[key] for key in ("id", "title", "where", "issue") if key in block}
-            cause = Cause(**fields, seen=_sort_releases(block.get("seen", ())), tried=_sort_releases(tried))
+            seen = _sort_releases(block.get("seen", ()))
+            elsewhere = not any(fnmatch("gloo", str(table.get("target", "*"))) for table in block["expect"])
+            cause = Cause(**fields, seen=seen, tried=seen if elsewhere else _sort_releases(tried))
             for table, at, refuse_entry in self._tables("cause.expect", block["expect"], entry_count):
                 convert_table(table, ENTRY_KEYS, refuse_entry)
                 yield self._make_entry({"issue": cause.issue, **table, "reason": cause.title}, at, refuse_entry, cause)

@@ -15,7 +15,7 @@ from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.program.fields import ProgramField
 from shardlaw.conformance.law.program.names import NoFunctionError
 from shardlaw.conformance.law.verdict import error_pattern, finding_id
-from shardlaw.conformance.run.confirm import Confirmer, trace_collectives, trace_spots
+from shardlaw.conformance.run.confirm import COSTS_A_WORLD, Confirmer, trace_collectives, trace_spots
 from shardlaw.conformance.run.search import SHRINK_SECONDS, StopDrawing
 from shardlaw.conformance.run.state import Finding, HarnessFault
 from shardlaw.conformance.run.supported import ENOUGH_REFUSED
@@ -146,7 +146,7 @@ class LawRun:
 
         def on_verdict(verdict: Verdict) -> None:
             self._pending -= 1
-            self._lost_worlds += verdict.kind in ("crash", "hang", "divergence")
+            self._lost_worlds += verdict.kind in COSTS_A_WORLD
             self._record(_JudgedCase(verdict, features, is_drawn, number))
 
         self._pending += 1
@@ -270,7 +270,8 @@ class LawRun:
     def _confirm(self) -> None:
         run = self._run
         limit = MAX_FINDINGS if run.certified is None else MAX_CERTIFIED_FINDINGS
-        confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuses_plans, run.wrong_collectives())
+        wrong = run.wrong_collectives() if run.certified is None else frozenset[str]()  # each finding of a certificate is confirmed
+        confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuses_plans, wrong)
         in_plan_order = sorted(self._new_by_signature.values(), key=lambda new: new.plan_number)
         unexpected = [seen for seen in in_plan_order if not self._is_expected_after_trace(seen)]
         for seen in unexpected[:limit]:

@@ -51,10 +51,23 @@ def test_silent_faults_come_first_and_are_shown_by_a_silent_case() -> None:
 def test_a_cause_is_gone_where_it_was_seen_before_and_not_yet_where_it_comes_later() -> None:
     tried = ("2.11", "2.13", "2.15")
     page = causes.releases(
-        {"mesh": {Cause("a", "A", seen=("2.13",), tried=tried): [], Cause("b", "B", seen=("2.11", "2.15"), tried=tried): []}}
+        {
+            "mesh": {
+                Cause("a", "A", seen=("2.13",), tried=tried): [],
+                Cause("b", "B", seen=("2.11", "2.15"), tried=tried): [],
+                Cause("c", "C", seen=("2.13",), tried=("2.13",)): [],
+            }
+        }
     )
     assert "[a](findings.md#a) | not yet | seen | gone |" in page
     assert "[b](findings.md#b) | seen | gone | seen |" in page
+    assert "[c](findings.md#c) | not tried | seen | not tried |" in page
+
+
+def test_a_cause_that_is_only_about_gpus_was_tried_where_it_was_seen() -> None:
+    known = {cause.id: cause for cause, _ in EVERY}
+    assert known["channel-shuffle-of-strided-on-cuda"].tried == ("2.11",)
+    assert known["cached-redistribution-of-other-rank"].tried == ("2.11", "2.13", "2.14", "2.15")
 
 
 @pytest.mark.ranks
