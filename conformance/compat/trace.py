@@ -6,8 +6,12 @@ A *place* is a function as ``NAME, FILE:LINE``. Files are matched by the beginni
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from traceback import FrameSummary
 from typing import Any
 
 RULES = "torch/distributed/tensor/_ops/"
@@ -44,6 +48,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "layout": MAKERS,
     "redistribute": MOVES,
 }
+ABOUT = ("mesh", "redistribute", "random")  # chapters whose homes no other chapter is about
 # helpers that build specs and plans, which every op and every redistribution calls
 GENERIC = re.compile(
     "torch/distributed/tensor/(_ops/(utils|single_dim_strategy|strategy_validation)|_dtensor_spec|_op_schema|_collective_utils|_utils)[.]py"
@@ -117,6 +122,40 @@ def place(code: Any) -> str:
 def short(file: str) -> str:
     """A path of torch, from ``torch/`` on."""
     return file[file.find("torch/distributed/") :].replace("\\", "/")
+
+
+def reported_frames(error: BaseException) -> list[FrameSummary]:
+    """The stack of the lowest rank that failed, which an error of a checkpoint reports to all; empty for other errors."""
+    failures = getattr(error, "failures", None)
+    return list(failures[min(failures)][1]) if isinstance(failures, dict) and failures else []
+
+
+def place_in_frame(frame: FrameSummary) -> str:
+    """The place of a frame of torch.distributed, in a stack that any rank may have sent; empty for other frames."""
+    if frame.lineno is None or "torch/distributed/" not in frame.filename:
+        return ""
+    functions = [each for each in _functions_in(frame.filename) if each[1] <= frame.lineno <= each[2]]
+    if not functions:
+        return ""
+    name, first, _ = max(functions, key=lambda each: each[1])
+    found = f"{name}, {short(frame.filename)}:{first}"
+    return "" if UNTRACED.match(found) else found
+
+
+@cache
+def _functions_in(file: str) -> list[tuple[str, int, int]]:
+    """The functions that a source file defines: qualified name, first line with its decorators, last line."""
+    found: list[tuple[str, int, int]] = []
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
+                found.append((f"{prefix}{child.name}", first, child.end_lineno or first))
+            visit(child, f"{prefix}{child.name}." if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) else prefix)
+
+    visit(ast.parse(Path(file).read_text("utf-8")), "")
+    return found
 
 
 def is_step(place: str) -> bool:
@@ -196,6 +235,12 @@ def is_home(place: str, chapter: str) -> bool:
     """Whether to look in a function for the faults of a chapter's laws: it is in one of the chapter's files, and does work there."""
     there = _file(place).startswith(HOMES.get(chapter, ()))
     return there and ACTIVE_VERB.match(_name(place)) is not None and not only_forwards(place) and is_candidate(place)
+
+
+def chapter_about(place: str) -> str:
+    """The chapter whose laws are about a function, if one chapter's are."""
+    file = _file(place)
+    return "op" if file.startswith((RULES, *HANDLERS)) else next((name for name in ABOUT if file.startswith(HOMES[name])), "")
 
 
 def is_about_meshes(place: str) -> bool:

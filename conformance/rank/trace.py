@@ -161,13 +161,18 @@ class Tracer:
         below = error
         while (cause := below.__cause__ or (None if below.__suppress_context__ else below.__context__)) is not None:
             below = cause
+        reported = torch_trace.reported_frames(below)
         trace = below.__traceback__
         while trace is not None:
             place = self._place(trace.tb_frame.f_code)
             if place:
-                refuses = trace.tb_next is None and trace.tb_frame.f_code.co_code[trace.tb_lasti] == _RAISE
+                refuses = not reported and trace.tb_next is None and trace.tb_frame.f_code.co_code[trace.tb_lasti] == _RAISE
                 yield f"{torch_trace.REFUSED_BY}{place}" if refuses else place
             trace = trace.tb_next
+        for number, frame in enumerate(reported, 1):
+            if place := torch_trace.place_in_frame(frame):
+                refuses = number == len(reported) and (frame.line or "").startswith("raise ")
+                yield f"{torch_trace.REFUSED_BY}{place}" if refuses else place
 
     def _add_line(self, step: str) -> None:
         if len(self.steps) < MOST_STEPS and self.steps[-1:] != [step]:

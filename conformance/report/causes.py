@@ -6,13 +6,14 @@ case. Findings at two places have one cause if
 - one place is among the likely places of nearly all findings at the other: code that calls a faulty function deviates too. Every
   redistribution goes through its planner, so within a chapter such findings must also have the features that all findings at the planner
   share;
+- a third place, which is no step of redistributions, is among the likely places of nearly all of both;
 - both are methods of one class, and the smallest case of one has all features of the smallest case of the other;
 - the findings at one are gradients of ops whose forward deviates at the other;
 - they are in different chapters, and all have one feature that hardly any case of the run has.
 
 A hang, or a finding at a place that every op goes through, joins another group only if the place is the same and the features of one
-include those of the other. A finding without a place (no trace tells) joins the largest group that has its kind and whose smallest case has
-no features that it lacks. In a backend that is not torch's the place is the collective.
+include those of the other. A finding without a place (no trace tells) joins the largest group that has its kind and whose first case, or
+whose cases in common, have no features that it lacks. In a backend that is not torch's the place is the collective.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shardlaw.conformance.compat.trace import identifies_cause, is_redistribution_step
+import msgspec
+
+from shardlaw.conformance.compat.trace import identifies_cause, is_redistribution_step, only_forwards
 from shardlaw.conformance.law.verdict import collectives_in
+from shardlaw.conformance.report.suspects import chapter_of, places_of, strip_request
 
 if TYPE_CHECKING:
     from shardlaw.conformance.report.run_report import FindingLine
@@ -58,23 +62,30 @@ def _group_by_collective(lines: Sequence[FindingLine]) -> list[list[FindingLine]
 def _group_by_place(lines: Sequence[FindingLine], rare: float, reached: Mapping[str, int]) -> list[list[FindingLine]]:
     """Group findings in torch by cause; a feature is ``rare`` if no more cases have it."""
     groups: list[tuple[list[FindingLine], list[FindingLine]]] = []  # the lines at the group's own place, and all its lines
-    for alike in sorted(_group_by(lines, _group_key), key=len, reverse=True):
+    for alike in sorted(_group_by([line for line in lines if _place_of(line)], _group_key), key=len, reverse=True):
         fitting = (group for own, group in groups if _is_same_fault(own, alike) or _share_rare_feature(own, alike, rare, reached))
         group = next(fitting, None)
         groups.append((alike, [*alike])) if group is None else group.extend(alike)
-    return [group for _, group in groups]
+    found = sorted((group for _, group in groups), key=len, reverse=True)
+    for alike in _group_by([line for line in lines if not _place_of(line)], _group_key):
+        group = next((group for group in found if _could_be_of(alike, group)), None)
+        found.append(alike) if group is None else group.extend(alike)
+    return found
 
 
 def _put_frequent_place_first(group: list[FindingLine]) -> None:
     """Sort a group in place: the findings at its most frequent place first, then by the size of their cases. In a backend the plainest
-    case of the collective's own laws comes first."""
-    named = Counter(place for line in group for place in {_place_of(line), *map(_strip_request, line.places)})
+    case of the collective's own laws comes first. A place that is likely for more of them than any first place is takes its part."""
+    named = Counter(place for line in group for place in {_place_of(line), *places_of(line)})
     shown = _place_of(max(group, key=lambda line: (line.in_back_end, named[_place_of(line)])))
 
     def plainness(line: FindingLine) -> tuple[bool, int]:
         return (not collectives_in(line.features), len(line.features)) if line.in_back_end else (False, 0)
 
     group.sort(key=lambda line: (_place_of(line) != shown, *plainness(line), _size_key(line)))
+    common = next(iter(_passed_by_most(group)), "")
+    if not group[0].in_back_end and named[common] > named[shown]:
+        group[0] = msgspec.structs.replace(group[0], where=common)
 
 
 def _group_by(lines: Iterable[FindingLine], key: Callable[[FindingLine], str]) -> list[list[FindingLine]]:
@@ -99,14 +110,21 @@ def _size_key(line: FindingLine) -> tuple[bool, int, str]:
 def _is_same_fault(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
     """Whether the findings at two places have one cause."""
     first, second = some[0], others[0]
-    if not _place_of(second):
-        needed, has_kinds = _needed_features(first), {line.kind for line in others} <= {line.kind for line in some}
-        return has_kinds and bool(_place_of(first) and needed) and all(needed <= _needed_features(line) for line in others)
     if second.kind == "hang" or first.kind == "hang" or not (identifies_cause(_place_of(first)) and identifies_cause(_place_of(second))):
         return _place_of(first) == _place_of(second) and _is_nested(_needed_features(first), _needed_features(second))
     if _owner_class(first) == _owner_class(second) != "" and _is_nested(_needed_features(first), _needed_features(second)):
         return True
-    return _pass_through(others, some) or _pass_through(some, others) or _are_gradients(some, others)
+    if _are_gradients(some, others) or any(place in _passed_by_most(others) for place in _passed_by_most(some)):
+        return True
+    return _pass_through(others, some) or _pass_through(some, others)
+
+
+def _could_be_of(unplaced: Sequence[FindingLine], group: Sequence[FindingLine]) -> bool:
+    """Whether findings whose place is not known have kinds that the group has, and the features of its first finding, or those that all
+    its findings share."""
+    kinds, has = {_broad_kind(line) for line in unplaced}, set.intersection(*map(_needed_features, unplaced))
+    needed = (_needed_features(group[0]), set.intersection(*map(_needed_features, group)))
+    return kinds <= {_broad_kind(line) for line in group} and any(features and features <= has for features in needed)
 
 
 def _are_gradients(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
@@ -135,7 +153,7 @@ def _is_nested(one: set[str], other: set[str]) -> bool:
 
 def _share_rare_feature(some: Sequence[FindingLine], others: Sequence[FindingLine], most: float, reached: Mapping[str, int]) -> bool:
     """Whether all these findings share a feature that at most ``most`` cases have, and the two lists have no chapter in common."""
-    chapters, further = ({line.law.partition(".")[0] for line in lines} for lines in (some, others))
+    chapters, further = ({chapter_of(line) for line in lines} for lines in (some, others))
     shared = set.intersection(*map(_needed_features, [*some, *others]))
     return chapters.isdisjoint(further) and any(0 < reached.get(name, 0) <= most for name in shared)
 
@@ -143,9 +161,22 @@ def _share_rare_feature(some: Sequence[FindingLine], others: Sequence[FindingLin
 def _pass_through(lines: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
     """Whether the place of ``others`` is among the likely places of nearly all ``lines``."""
     place, shared = _place_of(others[0]), set.intersection(*map(_needed_features, others))
-    chapters = {line.law.partition(".")[0] for line in others} if is_redistribution_step(place) else set()
-    relevant = (line for line in lines if shared <= _needed_features(line) or line.law.partition(".")[0] not in chapters)
-    return bool(place) and sum(place in map(_strip_request, line.places) for line in relevant) >= MIN_SHARE * len(lines)
+    chapters = {chapter_of(line) for line in others} if is_redistribution_step(place) else set()
+    relevant = (line for line in lines if shared <= _needed_features(line) or chapter_of(line) not in chapters)
+    return bool(place) and sum(place in places_of(line) for line in relevant) >= MIN_SHARE * len(lines)
+
+
+def _passed_by_most(lines: Sequence[FindingLine]) -> list[str]:
+    """The places, other than steps of redistributions, that are among the likely ones of nearly all ``lines``, the most frequent first."""
+    named = Counter(place for line in lines for place in places_of(line) if identifies_cause(place))
+    for place in filter(lambda place: is_redistribution_step(place) or only_forwards(place), [*named]):
+        del named[place]
+    return [place for place, count in named.most_common() if count >= MIN_SHARE * len(lines)]
+
+
+def _broad_kind(line: FindingLine) -> str:
+    """The kind of a finding; a crash, and an error on some ranks, count as an error."""
+    return "raised" if line.kind in ("crash", "divergence") else line.kind
 
 
 def _is_explained_by(line: FindingLine, others: Iterable[FindingLine]) -> bool:
@@ -164,9 +195,4 @@ def _needed_features(line: FindingLine) -> set[str]:
 
 
 def _place_of(line: FindingLine) -> str:
-    return _strip_request(line.where)
-
-
-def _strip_request(place: str) -> str:
-    """A place without the placements that its rule was asked for."""
-    return ",".join(place.split(",")[:2])
+    return strip_request(line.where)

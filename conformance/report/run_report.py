@@ -19,6 +19,7 @@ from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.target import BACK_END
 from shardlaw.conformance.law.verdict import place_names
 from shardlaw.conformance.report.causes import group_by_cause
+from shardlaw.conformance.report.suspects import weigh_places
 
 SCHEMA = 1
 OUTCOMES = ("held", "expected", "stale", "deviates", "untested")
@@ -266,7 +267,7 @@ class RunReport(msgspec.Struct, kw_only=True):
 
     def causes(self) -> list[list[FindingLine]]:
         """The new findings by cause: :func:`shardlaw.conformance.report.causes.group_by_cause`."""
-        return group_by_cause(self.new(), self.totals.cases, self.features)
+        return group_by_cause(weigh_places(self.new(), self.laws), self.totals.cases, self.features)
 
     def chapters(self) -> dict[str, Counter[str]]:
         """By chapter: the number of laws with each outcome, of ``laws`` and of ``cases``."""

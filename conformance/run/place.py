@@ -22,11 +22,11 @@ from shardlaw.conformance.law.verdict import Answer, Verdict
 from shardlaw.conformance.run.deviating_step import first_deviating_step
 from shardlaw.reference.placement import parse_placements
 
-MAX_PLACES = 3
+MAX_PLACES = 8
 
 
 def find_places(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:
-    """The places in torch to look at, at most three, the likeliest first; empty without a trace. ``verdict`` and ``near`` come from traced
+    """The places in torch to look at, at most eight, the likeliest first; empty without a trace. ``verdict`` and ``near`` come from traced
     runs; of ``near`` only the verdicts that hold are used."""
     if verdict.kind == "hang":
         return [*_hang_places(verdict)][:MAX_PLACES]

@@ -63,6 +63,35 @@ def test_a_cause_is_shown_by_what_departs_at_the_place_that_is_named_most() -> N
     assert [[line.id for line in lines] for lines in found] == [[style.id, *(line.id for line in models)], [other.id]]
 
 
+def test_a_place_that_nearly_all_findings_at_two_places_pass_is_their_cause() -> None:
+    check, index, plan = (f"{name}, torch/distributed/checkpoint/default_planner.py:{at}" for at, name in enumerate(("check", "index", "plan")))
+    saved = [reports.finding(f"{at:08x}", where=check, places=[check, plan]) for at in (1, 2)]
+    loaded = [reports.finding(f"{at:08x}", where=index, places=[index, plan]) for at in (3, 4)]
+    (found,) = reports.report([], [*saved, *loaded]).causes()
+    assert [line.id for line in found] == [line.id for line in (*saved, *loaded)]
+    assert found[0].where == plan
+
+
+def test_a_rule_that_the_laws_of_ops_find_in_order_is_not_where_a_model_goes_wrong() -> None:
+    rule, style = "mm_rule, torch/distributed/tensor/_ops/_matrix_ops.py:1", "output, torch/distributed/tensor/parallel/style.py:2"
+    ops, few = reports.law("op.forward[mm]", cases=100), reports.law("op.forward[mm]", cases=9)
+    model = reports.finding("00000001", "module.forward[mlp] mesh=2", where=rule, places=[rule, style])
+    op = reports.finding("00000002", "op.forward[mm] mesh=2", where=rule, places=[rule])
+    assert [[line.where for line in lines] for lines in reports.report([ops], [model]).causes()] == [[style]]
+    assert [[line.where for line in lines] for lines in reports.report([few], [model]).causes()] == [[rule]]
+    assert [[line.where for line in lines] for lines in reports.report([ops], [model, op]).causes()] == [[rule, rule]]
+
+
+def test_findings_whose_place_is_not_known_join_the_group_whose_features_they_have() -> None:
+    style = "output, torch/distributed/tensor/parallel/style.py:2"
+    models = [reports.finding(f"{at:08x}", where=style, places=[style], features=["module", f"way:{at}"]) for at in (1, 2)]
+    models[1] = msgspec.structs.replace(models[1], kind="raised")
+    died = reports.finding("00000003", where="", kind="crash", features=["compiled", "module", "way:3"])
+    other = reports.finding("00000004", where="", kind="crash", features=["compiled"])
+    found = reports.report([], [*models, died, other]).causes()
+    assert [[line.id for line in lines] for lines in found] == [[*(line.id for line in models), died.id], [other.id]]
+
+
 def test_what_makes_one_cause_of_several_places() -> None:
     def line(at: int, where: str, law: str, *features: str) -> FindingLine:
         place = f"{where}, torch/a.py:{at}"
