@@ -119,7 +119,11 @@ def render_html(report: RunReport, folder: Path, since: Comparison | None = None
     by_id = {view.id: view for view in shown}
     causes = _add_scripts(
         [
-            FindingGroup(f"cause-{at}", found[0].where or f"{found[0].kind} of {found[0].law}", tuple(by_id[line.id] for line in found))
+            FindingGroup(
+                f"cause-{at}",
+                found[0].where or f"{found[0].kind} of {found[0].law}",
+                tuple(replace(by_id[line.id], where=line.where) for line in found),
+            )
             for at, found in enumerate(report.causes(), 1)
         ],
         folder,

@@ -113,15 +113,15 @@ class Entry:
     @property
     def is_stale(self) -> bool:
         """Whether the finding no longer occurs: its own case holds, or it has no case and nothing matched although enough cases had its
-        features."""
-        return not self.deviated and (self.mended or self._never_matched(self.matched.total()))
+        features. Nobody can tell of one that is rare."""
+        return not self.deviated and self._is_gone(self.matched.total())
 
     def is_stale_in(self, law_id: str) -> bool:
         """As :attr:`is_stale`, by the cases of one law."""
-        return not self.deviated[law_id] and (self.mended or self._never_matched(self.matched[law_id]))
+        return not self.deviated[law_id] and self._is_gone(self.matched[law_id])
 
-    def _never_matched(self, reached: int) -> bool:
-        return not (self.case or self.rare) and reached >= MIN_CASES
+    def _is_gone(self, reached: int) -> bool:
+        return not self.rare and (self.mended or (not self.case and reached >= MIN_CASES))
 
     @cached_property
     def _error_pattern(self) -> re.Pattern[str]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.utils import find_state_dict_object
 
@@ -48,3 +52,13 @@ def test_a_trace_follows_the_threads_that_an_act_starts() -> None:
         thread.join()
     assert any(place.startswith("find_state_dict_object, ") for place in tracer.evidence.visited)
     assert threading.gettrace() is None
+
+
+def test_an_error_that_a_checkpoint_reports_is_traced_to_the_frame_that_raised_it(tmp_path: Path) -> None:
+    tracer = Tracer()
+    with pytest.raises(CheckpointException), tracer.recording():
+        dcp.load({"a": torch.zeros(2)}, checkpoint_id=tmp_path / "missing", no_dist=True)
+    *_, reports, finds = (place.removeprefix("refused by ") for place in tracer.evidence.raised)
+    assert finds.startswith("_load_state_dict.local_step, torch/distributed/checkpoint/state_dict_loader.py:")
+    assert finds in tracer.evidence.visited  # named as its call is
+    assert reports.startswith("_DistWrapper.reduce_scatter, ")

@@ -387,6 +387,9 @@ def test_an_entry_whose_case_holds_is_stale(tmp_path: Path) -> None:
     assert entry.is_stale
     known.match(MEAN_CASE, "wrong-value", {"uneven"}, "")  # another case shows that it is there
     assert not entry.is_stale
+    (rare,) = loaded(MEAN + f'case = "{text}"\nrare = true\n', tmp_path).entries
+    rare.mended = True
+    assert not rare.is_stale  # a case that deviates now and then has held
     assert loaded(MEAN.replace("wrong-value", "hang") + f'case = "{text}"\n', tmp_path).known_cases("op.forward[mean]") == []
 
 

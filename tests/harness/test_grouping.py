@@ -64,7 +64,9 @@ def test_a_cause_is_shown_by_what_departs_at_the_place_that_is_named_most() -> N
 
 
 def test_a_place_that_nearly_all_findings_at_two_places_pass_is_their_cause() -> None:
-    check, index, plan = (f"{name}, torch/distributed/checkpoint/default_planner.py:{at}" for at, name in enumerate(("check", "index", "plan")))
+    check, index, plan = (
+        f"{name}, torch/distributed/checkpoint/default_planner.py:{at}" for at, name in enumerate(("check", "index", "plan"))
+    )
     saved = [reports.finding(f"{at:08x}", where=check, places=[check, plan]) for at in (1, 2)]
     loaded = [reports.finding(f"{at:08x}", where=index, places=[index, plan]) for at in (3, 4)]
     (found,) = reports.report([], [*saved, *loaded]).causes()
