@@ -13,7 +13,8 @@ case. Findings at two places have one cause if
 
 A hang, or a finding at a place that every op goes through, joins another group only if the place is the same and the features of one
 include those of the other. A finding without a place (no trace tells) joins the largest group that has its kind and whose first case, or
-whose cases in common, have no features that it lacks. In a backend that is not torch's the place is the collective.
+whose cases in common, have no features that it lacks, or whose first case shows the fault without features, in three chapters. In a
+backend that is not torch's the place is the collective.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 MIN_SHARE = 0.75
 RARE_SHARE = 0.02  # of the cases of a run
+MANY_CHAPTERS = 3
 
 
 def group_by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str, int]) -> list[list[FindingLine]]:
@@ -121,7 +123,9 @@ def _is_same_fault(some: Sequence[FindingLine], others: Sequence[FindingLine]) -
 
 def _could_be_of(unplaced: Sequence[FindingLine], group: Sequence[FindingLine]) -> bool:
     """Whether findings whose place is not known have kinds that the group has, and the features of its first finding, or those that all
-    its findings share."""
+    its findings share. A fault that needs no features and shows in several chapters accounts for all of them."""
+    if len({chapter_of(line) for line in group}) >= MANY_CHAPTERS and not _needed_features(group[0]):
+        return True
     kinds, has = {_broad_kind(line) for line in unplaced}, set.intersection(*map(_needed_features, unplaced))
     needed = (_needed_features(group[0]), set.intersection(*map(_needed_features, group)))
     return kinds <= {_broad_kind(line) for line in group} and any(features and features <= has for features in needed)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Answer
 from shardlaw.conformance.world import protocol, watch
 from shardlaw.conformance.world.launch import Connected, ForkserverLauncher, Launcher, WorldError
 from shardlaw.conformance.world.missing_answers import describe_exit, dump_stacks, fill_missing_answers
@@ -202,21 +203,33 @@ class WorldManager:
         except BlockingIOError:
             return False
         except (EOFError, protocol.ProtocolError) as error:
-            self._selector.unregister(world.streams[rank])
-            world.closed_streams[rank] = time.monotonic()
-            if str(error):
-                world.ended.setdefault(rank, f"it sent what is no message: {error}")
+            self._close_stream(world, rank, error)
             return False
         for message in messages:
             self._handle_message(world, rank, message)
         return True
 
+    def _close_stream(self, world: World, rank: int, error: Exception) -> None:
+        """Read no more from a rank whose stream has ended, or that sent what cannot be read."""
+        if rank not in world.closed_streams:
+            self._selector.unregister(world.streams[rank])
+            world.closed_streams[rank] = time.monotonic()
+        if str(error):
+            world.ended.setdefault(rank, f"it sent what is no message: {error}")
+
     def _handle_message(self, world: World, rank: int, message: protocol.FromRank) -> None:
+        if rank in world.unreadable:
+            return
         if isinstance(message, protocol.PackedAnswer):
             batch = world.batch(message.batch)
             if batch is not None and message.index in batch.pending:
                 job = batch.jobs[message.index]
-                job.answers[rank] = protocol.unpack_answer(rank, message)
+                try:
+                    job.answers[rank] = protocol.unpack_answer(rank, message)
+                except protocol.ProtocolError as error:
+                    self._close_stream(world, rank, error)
+                    world.unreadable.add(rank)
+                    job.answers[rank] = Answer(rank, "crashed", reason=world.ended[rank])
                 job.collectives[rank] = message.collectives
                 if len(job.answers) == world.size:
                     self._on_answered(world, batch, message.index)

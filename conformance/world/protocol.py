@@ -208,7 +208,7 @@ class FrameDecoder:
             del self._bytes[: HEADER.size + length]
             try:
                 message = self._decode(body)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise ProtocolError(str(error)) from None
             yield message
 
@@ -261,7 +261,15 @@ def pack_answer(batch: int, index: int, answer: Answer, output: str, collectives
 
 
 def unpack_answer(rank: int, message: PackedAnswer) -> Answer:
-    """The inverse of :func:`pack_answer`."""
+    """The inverse of :func:`pack_answer`. Raises :class:`ProtocolError` for tensors or evidence that cannot be read: torch may have
+    overwritten the memory of a rank."""
+    try:
+        return _unpack_answer(rank, message)
+    except Exception as error:
+        raise ProtocolError(f"{type(error).__name__}: {error}") from error
+
+
+def _unpack_answer(rank: int, message: PackedAnswer) -> Answer:
     from shardlaw.conformance.law.evidence import unpack
 
     return Answer(

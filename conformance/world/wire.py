@@ -188,7 +188,7 @@ def _receive_message(stream: socket.socket, kind: Any) -> Any:
         raise protocol.ProtocolError("it is no driver")
     try:
         return msgspec.msgpack.decode(_receive_exactly(stream, length), type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise protocol.ProtocolError(str(error)) from None
 
 

@@ -91,6 +91,7 @@ class World:
         self.ready: set[int] = set()
         self.ended: dict[int, str] = {}  # how a rank ended
         self.closed_streams: dict[int, float] = {}  # when a rank's stream ended
+        self.unreadable: set[int] = set()  # ranks that sent an answer which cannot be read
         self.batches: deque[Batch] = deque()
         self.parked: dict[int, protocol.Parked] = {}
         self.served: deque[Case] = deque(maxlen=HISTORY)

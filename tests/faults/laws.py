@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
@@ -21,6 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.rank.context import RankContext, Rejected
+from shardlaw.conformance.world import protocol
 from shardlaw.reference.mesh import Mesh
 
 BAD = 1
@@ -229,6 +231,12 @@ def babbles(case: Case, here: RankContext) -> None:
     if here.rank == BAD:
         os.write(_stream(), b"\0\0\0\3what?")
         time.sleep(60)
+
+
+def garbles(case: Case, here: RankContext) -> None:
+    pack = protocol.pack_answer
+    if here.rank == BAD:
+        protocol.pack_answer = lambda *said: msgspec.structs.replace(pack(*said), evidence=b"overwritten")
 
 
 def leaves_thread(case: Case, here: RankContext) -> None:

@@ -175,7 +175,7 @@ def test_group_that_all_ranks_destroy(house: House) -> None:
     assert house.among("all_destroy_group").kind == "raised"
 
 
-@pytest.mark.parametrize(("name", "reason"), [("closes_stream", "closed its stream"), ("babbles", "no message")])
+@pytest.mark.parametrize(("name", "reason"), [("closes_stream", "closed its stream"), ("babbles", "no message"), ("garbles", "no message")])
 def test_rank_that_can_no_longer_be_understood(house: House, name: str, reason: str) -> None:
     verdict = house.among(name)
     assert verdict.kind == "crash"

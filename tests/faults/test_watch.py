@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
@@ -130,10 +131,19 @@ def test_deposits_travel() -> None:
     assert back.exact
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\0\0\0\3abc"])
+NO_TEXT = protocol.encode_frame(protocol.Failed("text")).replace(b"text", b"\x87ext")
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\0\0\0\3abc", pytest.param(NO_TEXT, id="no-text")])
 def test_bytes_that_are_no_message(data: bytes) -> None:
     with pytest.raises(protocol.ProtocolError):
         list(protocol.FrameDecoder(protocol.FromRank).feed(data))
+
+
+def test_an_answer_whose_evidence_cannot_be_read_is_no_message() -> None:
+    said = protocol.pack_answer(0, 0, Answer(0, "held"), "", {})
+    with pytest.raises(protocol.ProtocolError, match="Error"):
+        protocol.unpack_answer(0, msgspec.structs.replace(said, evidence=b"overwritten"))
 
 
 def test_page_keeps_what_a_rank_has_not_sent(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from shardlaw.conformance.report.run_report import FindingLine
 from tests.harness import reports
 from tests.harness.runs import CASE, finding, verdict
 
+LAWS = ("layout.full", "redistribute.path", "gradient.graph")
+
 
 def test_what_departs_in_several_ways_at_one_place_or_by_way_of_it_is_one_cause() -> None:
     one = "gather_rule, torch/distributed/tensor/_ops/_some_ops.py:1"
@@ -92,6 +94,10 @@ def test_findings_whose_place_is_not_known_join_the_group_whose_features_they_ha
     other = reports.finding("00000004", where="", kind="crash", features=["compiled"])
     found = reports.report([], [*models, died, other]).causes()
     assert [[line.id for line in lines] for lines in found] == [[*(line.id for line in models), died.id], [other.id]]
+    move = "gather, torch/distributed/tensor/placement_types.py:3"
+    basic = [reports.finding(f"{at:08x}", f"{law} mesh=2", where=move, places=[move], features=[]) for at, law in enumerate(LAWS, 5)]
+    assert len(reports.report([], [*basic, other]).causes()) == 1
+    assert len(reports.report([], [*basic[:2], other]).causes()) == 2
 
 
 def test_what_makes_one_cause_of_several_places() -> None:
