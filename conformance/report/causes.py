@@ -9,7 +9,8 @@ case. Findings at two places have one cause if
 - a third place, which is no step of redistributions, is among the likely places of nearly all of both;
 - both are methods of one class, and the smallest case of one has all features of the smallest case of the other;
 - the findings at one are gradients of ops whose forward deviates at the other;
-- they are in different chapters, and all have one feature that hardly any case of the run has.
+- they are in different chapters, and all have one feature that hardly any case of the run has;
+- the findings at one show that meshes are wrong, and those at the other, of other chapters, have all features that these share.
 
 A hang, or a finding at a place that every op goes through, joins another group only if the place is the same and the features of one
 include those of the other. A finding without a place (no trace tells) joins the largest group that has its kind and whose first case, or
@@ -64,8 +65,13 @@ def _group_by_collective(lines: Sequence[FindingLine]) -> list[list[FindingLine]
 def _group_by_place(lines: Sequence[FindingLine], rare: float, reached: Mapping[str, int]) -> list[list[FindingLine]]:
     """Group findings in torch by cause; a feature is ``rare`` if no more cases have it."""
     groups: list[tuple[list[FindingLine], list[FindingLine]]] = []  # the lines at the group's own place, and all its lines
-    for alike in sorted(_group_by([line for line in lines if _place_of(line)], _group_key), key=len, reverse=True):
-        fitting = (group for own, group in groups if _is_same_fault(own, alike) or _share_rare_feature(own, alike, rare, reached))
+    placed = _group_by([line for line in lines if _place_of(line)], _group_key)
+    for alike in sorted(placed, key=lambda alike: (chapter_of(alike[0]) == "mesh", len(alike)), reverse=True):
+        fitting = (
+            group
+            for own, group in groups
+            if _is_same_fault(own, alike) or _share_rare_feature(own, alike, rare, reached) or _stands_on_mesh(alike, group)
+        )
         group = next(fitting, None)
         groups.append((alike, [*alike])) if group is None else group.extend(alike)
     found = sorted((group for _, group in groups), key=len, reverse=True)
@@ -129,6 +135,15 @@ def _could_be_of(unplaced: Sequence[FindingLine], group: Sequence[FindingLine]) 
     kinds, has = {_broad_kind(line) for line in unplaced}, set.intersection(*map(_needed_features, unplaced))
     needed = (_needed_features(group[0]), set.intersection(*map(_needed_features, group)))
     return kinds <= {_broad_kind(line) for line in group} and any(features and features <= has for features in needed)
+
+
+def _stands_on_mesh(lines: Sequence[FindingLine], group: Sequence[FindingLine]) -> bool:
+    """Whether a group shows that meshes themselves are wrong, and ``lines``, of other chapters, run on such meshes."""
+    meshes = [line for line in group if chapter_of(line) == "mesh"]
+    if not meshes or meshes[0] is not group[0] or "mesh" in map(chapter_of, lines):
+        return False
+    shared = set.intersection(*map(_needed_features, meshes))
+    return bool(shared) and all(shared <= _needed_features(line) for line in lines)
 
 
 def _are_gradients(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:

@@ -99,19 +99,23 @@ def _candidate_places(verdict: Verdict, first: Answer, evidence: Evidence, lines
     if step is not None:
         yield from _places_of_step(step, evidence, lines)
     elif first.outcome == "raised" and not unfit:
-        if not evidence.raised and not any(each.rule_asked and not each.completed for each in evidence.steps):
+        if evidence.raised or any(each.rule_asked and not each.completed for each in evidence.steps):
+            yield from _places_of_error(evidence, lines)
+        elif torch_trace.is_about_ops(law):
             return  # C++ raised before any rule was asked
-        yield from _places_of_error(evidence, lines)
     if not torch_trace.is_about_ops(law):  # what holding cases do not run says more than checks that all of them pass
         yield from reversed([place for place in home if lines.runs_new_lines(place)])
-    yield from _failed_checks(home if verdict.kind == "wrong-error" else [place for place in home if place in evidence.answered], evidence)
     if verdict.kind == "wrong-error":
+        yield from _failed_checks(home, evidence)
         relevant = (place for place in evidence.visited if law.startswith("mesh.") or not torch_trace.is_about_meshes(place))
         yield next(filter(torch_trace.is_candidate, relevant), "")
     if not torch_trace.is_about_ops(law):
         yield from (place for place in evidence.visited if torch_trace.constructs_sharded_tensor(place) and lines.runs_new_lines(place))
-        yield from reversed([place for place in home if lines.is_never_in_holding(place)])
-        yield from reversed(home)
+        likely = list(reversed(home))
+        if not law.startswith("module."):  # what a style called last gave the result; elsewhere most faults are where most is done
+            likely.sort(key=lambda place: len(evidence.visited[place]), reverse=True)
+        yield from (place for place in likely if lines.is_never_in_holding(place))
+        yield from likely
     for kind in ("op", "move"):
         for each in reversed(evidence.steps):
             if each.kind == kind:

@@ -86,6 +86,17 @@ def test_a_rule_that_the_laws_of_ops_find_in_order_is_not_where_a_model_goes_wro
     assert [[line.where for line in lines] for lines in reports.report([ops], [model, op]).causes()] == [[rule, rule]]
 
 
+def test_what_runs_on_meshes_that_are_wrong_is_of_their_cause() -> None:
+    def line(at: int, law: str, *features: str) -> FindingLine:
+        place = f"f{at}, torch/distributed/some.py:{at}"
+        return reports.finding(f"{at:08x}", f"{law} mesh=2", where=place, places=[place], features=list(features))
+
+    meshes = line(1, "mesh.slice", "mesh-2d", "mesh-view")
+    on_view, on_2d = line(2, "module.linear", "mesh-2d", "mesh-view", "uneven"), line(3, "module.linear", "mesh-2d", "uneven")
+    found = reports.report([], [meshes, on_view, on_2d]).causes()
+    assert [[each.id for each in lines] for lines in found] == [[meshes.id, on_view.id], [on_2d.id]]
+
+
 def test_findings_whose_place_is_not_known_join_the_group_whose_features_they_have() -> None:
     style = "output, torch/distributed/tensor/parallel/style.py:2"
     models = [reports.finding(f"{at:08x}", where=style, places=[style], features=["module", f"way:{at}"]) for at in (1, 2)]
