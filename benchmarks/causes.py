@@ -220,7 +220,7 @@ def places(chapters: dict[str, Known]) -> None:
             verdict = pool.check_fresh(law, case, traced=True)
             named = find_places(verdict, [] if verdict.kind in ("hang", "crash") else trace_nearby(pool, law, case, LIMITS))
             hits = [_same_place(place, cause.where) for place in named]
-            traced, first, among = traced + 1, first + (True in hits[:1]), among + any(hits)
+            traced, first, among = traced + 1, first + (True in hits[:1]), among + any(hits[:3])
             if True not in hits[:1]:
                 said = "; ".join(named) or "no place"
                 print(f"{cause.id}: {cause.where}\n    {verdict.kind or verdict.status} {said}\n    {entry.case}", flush=True)

@@ -276,6 +276,7 @@ def _begins_with(*verbs: str) -> Callable[[str], bool]:
     return lambda place: beginning.match(_name(place)) is not None
 
 
+is_comparison = _begins_with("compare")
 is_check = _begins_with("check", "compare", "validate", "verify")
 analyzes = _begins_with("analyze")  # finds what other methods of its class then apply
 applies_analysis = _begins_with("rewrite", "apply")

@@ -105,8 +105,9 @@ def _candidate_places(verdict: Verdict, first: Answer, evidence: Evidence, lines
             return  # C++ raised before any rule was asked
     if not torch_trace.is_about_ops(law):  # what holding cases do not run says more than checks that all of them pass
         yield from reversed([place for place in home if lines.runs_new_lines(place)])
+    # a comparison that a case goes by decides what it does; a check can only refuse
+    yield from _failed_checks(home if verdict.kind == "wrong-error" else filter(torch_trace.is_comparison, home), evidence)
     if verdict.kind == "wrong-error":
-        yield from _failed_checks(home, evidence)
         relevant = (place for place in evidence.visited if law.startswith("mesh.") or not torch_trace.is_about_meshes(place))
         yield next(filter(torch_trace.is_candidate, relevant), "")
     if not torch_trace.is_about_ops(law):
@@ -121,7 +122,10 @@ def _candidate_places(verdict: Verdict, first: Answer, evidence: Evidence, lines
             if each.kind == kind:
                 yield from _places_of_step(each, evidence, lines)
     yield from reversed(home)
-    yield from lines.by_rarity(evidence.visited)
+    about_meshes = filter(torch_trace.is_about_meshes, evidence.visited) if not law.startswith("mesh.") else ()
+    called_by_all = {*filter(torch_trace.is_generic, evidence.visited), *about_meshes}
+    yield from lines.by_rarity(place for place in evidence.visited if place not in called_by_all)
+    yield from lines.by_rarity(place for place in evidence.visited if place in called_by_all)
 
 
 def _failed_checks(places: Iterable[str], evidence: Evidence) -> list[str]:

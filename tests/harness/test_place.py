@@ -158,21 +158,23 @@ def test_a_rule_that_asks_for_a_dim_that_is_not_there_is_named_before_what_fails
     assert refusal(begun, replace(inner, missing_dim=False), frames=frames)[0] != RULE
 
 
-def test_lines_that_no_holding_case_ran_come_before_checks_that_all_pass() -> None:
-    checks = "_check_box_bounds, torch/distributed/checkpoint/default_planner.py:9"
-    keeps = "dedup_save_plans, torch/distributed/checkpoint/_dedup_save_plans.py:5"
+def test_lines_that_no_holding_case_ran_come_first_then_comparisons_then_what_does_most() -> None:
+    checks, compares, keeps = (
+        f"{name}, torch/distributed/checkpoint/planner.py:{at}"
+        for at, name in enumerate(("_check_bounds", "_compare_plans", "dedup_plans"))
+    )
     law = Case.parse("plan.dedup world=1")
 
-    def answered(*lines: int, status: str = "deviates") -> Verdict:
-        evidence = Evidence(
-            (), {keeps: frozenset(lines), checks: frozenset({9})}, {checks: frozenset(), keeps: frozenset()}, frozenset({checks})
-        )
+    def answered(*lines: int, status: str = "deviates", kind: str = "wrong-metadata") -> Verdict:
+        visited = {keeps: frozenset({5, 6}), compares: frozenset({9}), checks: frozenset(lines)}
+        evidence = Evidence((), visited, dict.fromkeys(visited, frozenset()), frozenset({checks, compares}))
         answer = Answer(0, "deviates" if status == "deviates" else "held", evidence=evidence)
-        return Verdict(law, status, "wrong-metadata", "result", "", "", (answer,))  # type: ignore[arg-type]
+        return Verdict(law, status, kind, "result", "", "", (answer,))  # type: ignore[arg-type]
 
     held = answered(5, status="held")
-    assert find_places(answered(5, 6), [held])[0] == keeps
-    assert find_places(answered(5), [held])[0] == checks
+    assert find_places(answered(5, 6), [held]) == [checks, compares, keeps]
+    assert find_places(answered(5), [held]) == [compares, keeps, checks]
+    assert set(find_places(answered(5, kind="wrong-error"), [held])[:2]) == {compares, checks}
 
 
 def test_who_found_out_is_named_before_who_carries_it_out() -> None:
