@@ -10,19 +10,23 @@ case. Findings at two places have one cause if
 - both are methods of one class, and the smallest case of one has all features of the smallest case of the other;
 - the findings at one are gradients of ops whose forward deviates at the other;
 - they are in different chapters, and all have one feature that hardly any case of the run has;
+- nearly all have one feature that many findings in several chapters have, and eight times as many of the findings as of the cases;
 - the findings at one show that meshes are wrong, and those at the other, of other chapters, have all features that these share.
 
 A hang, or a finding at a place that every op goes through, joins another group only if the place is the same and the features of one
-include those of the other. A finding without a place (no trace tells) joins the largest group that has its kind and whose first case, or
-whose cases in common, have no features that it lacks, or whose first case shows the fault without features, in three chapters. In a
-backend that is not torch's the place is the collective.
+include those of the other. Findings without a place (no trace tells) have one cause if their errors are alike, and so do groups of which
+all show that error. They join the largest group that has their kind and whose first case, or whose cases in common, have no features that
+they lack, or whose first case shows the fault without features, in three chapters. In a backend that is not torch's the place is the
+collective.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 MIN_SHARE = 0.75
 RARE_SHARE = 0.02  # of the cases of a run
 MANY_CHAPTERS = 3
+MANY_FINDINGS, TIMES_AS_FREQUENT = 5, 8.0
 
 
 def group_by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str, int]) -> list[list[FindingLine]]:
@@ -47,7 +52,8 @@ def group_by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str,
     unexplained: list[FindingLine] = []
     for line in (line for line in new if not line.in_back_end):
         next((group for group in collectives if _is_explained_by(line, group)), unexplained).append(line)
-    found = [*collectives, *_group_by_place(unexplained, cases * RARE_SHARE, reached)]
+    rare = {name for name, count in reached.items() if 0 < count <= cases * RARE_SHARE}
+    found = [*collectives, *_group_by_place(unexplained, rare, _find_marks(unexplained, cases, reached))]
     for group in found:
         _put_frequent_place_first(group)
     return sorted(found, key=lambda group: min(position[line.id] for line in group))
@@ -62,22 +68,26 @@ def _group_by_collective(lines: Sequence[FindingLine]) -> list[list[FindingLine]
     return found
 
 
-def _group_by_place(lines: Sequence[FindingLine], rare: float, reached: Mapping[str, int]) -> list[list[FindingLine]]:
-    """Group findings in torch by cause; a feature is ``rare`` if no more cases have it."""
+def _group_by_place(lines: Sequence[FindingLine], rare: AbstractSet[str], marks: AbstractSet[str]) -> list[list[FindingLine]]:
+    """Group findings in torch by cause; hardly any case of the run has a feature that is ``rare``, ``marks`` tell findings from cases."""
     groups: list[tuple[list[FindingLine], list[FindingLine]]] = []  # the lines at the group's own place, and all its lines
     placed = _group_by([line for line in lines if _place_of(line)], _group_key)
     for alike in sorted(placed, key=lambda alike: (chapter_of(alike[0]) == "mesh", len(alike)), reverse=True):
         fitting = (
             group
             for own, group in groups
-            if _is_same_fault(own, alike) or _share_rare_feature(own, alike, rare, reached) or _stands_on_mesh(alike, group)
+            if _is_same_fault(own, alike) or _share_telling_feature(own, alike, rare, marks) or _stands_on_mesh(alike, group)
         )
         group = next(fitting, None)
         groups.append((alike, [*alike])) if group is None else group.extend(alike)
-    found = sorted((group for _, group in groups), key=len, reverse=True)
-    for alike in _group_by([line for line in lines if not _place_of(line)], _group_key):
-        group = next((group for group in found if _could_be_of(alike, group)), None)
-        found.append(alike) if group is None else group.extend(alike)
+    found = [group for _, group in groups]
+    for alike in _group_by([line for line in lines if not _place_of(line)], lambda line: _error_of(line) or line.cause or line.id):
+        errors = {_error_of(alike[0])} - {""}
+        same = [group for group in found if errors and {_error_of(line) for line in group} == errors]
+        found = [group for group in found if group not in same]
+        merged = [*itertools.chain.from_iterable(same), *alike]
+        group = next((group for group in sorted(found, key=len, reverse=True) if _could_be_of(merged, group)), None)
+        found.append(merged) if group is None else group.extend(merged)
     return found
 
 
@@ -170,11 +180,26 @@ def _is_nested(one: set[str], other: set[str]) -> bool:
     return one <= other or other <= one
 
 
-def _share_rare_feature(some: Sequence[FindingLine], others: Sequence[FindingLine], most: float, reached: Mapping[str, int]) -> bool:
-    """Whether all these findings share a feature that at most ``most`` cases have, and the two lists have no chapter in common."""
+def _share_telling_feature(
+    some: Sequence[FindingLine], others: Sequence[FindingLine], rare: AbstractSet[str], marks: AbstractSet[str]
+) -> bool:
+    """Whether nearly all of both share a feature of ``marks``, or all one that is ``rare`` if the two have no chapter in common."""
     chapters, further = ({chapter_of(line) for line in lines} for lines in (some, others))
     shared = set.intersection(*map(_needed_features, [*some, *others]))
-    return chapters.isdisjoint(further) and any(0 < reached.get(name, 0) <= most for name in shared)
+    if chapters.isdisjoint(further) and shared & rare:
+        return True
+    return any(all(sum(name in line.features for line in lines) >= MIN_SHARE * len(lines) for lines in (some, others)) for name in marks)
+
+
+def _find_marks(lines: Sequence[FindingLine], cases: int, reached: Mapping[str, int]) -> set[str]:
+    """The features that many findings in several chapters have, and far more of the findings than of the cases."""
+    found = set()
+    for name, count in Counter(name for line in lines for name in _needed_features(line)).items():
+        chapters = {chapter_of(line) for line in lines if name in line.features}
+        expected = len(lines) * reached.get(name, 0) / max(cases, 1)
+        if count >= max(MANY_FINDINGS, expected * TIMES_AS_FREQUENT) and expected and len(chapters) >= MANY_CHAPTERS:
+            found.add(name)
+    return found
 
 
 def _pass_through(lines: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
@@ -191,6 +216,11 @@ def _passed_by_most(lines: Sequence[FindingLine]) -> list[str]:
     for place in filter(lambda place: is_redistribution_step(place) or only_forwards(place), [*named]):
         del named[place]
     return [place for place, count in named.most_common() if count >= MIN_SHARE * len(lines)]
+
+
+def _error_of(line: FindingLine) -> str:
+    """The pattern of the error that a finding shows; empty where it shows none."""
+    return line.cause.split(" | ", 2)[2] if line.kind == "raised" and line.cause.count(" | ") >= 2 else ""
 
 
 def _broad_kind(line: FindingLine) -> str:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from shardlaw.conformance.report.run_report import FindingLine, LawLine
 
 MIN_CASES = 100  # of a chapter, to say that code which its findings do not name is in order
-LIKELY = 3  # places of a finding that count
+LIKELY = 5  # places of a finding that count
 
 
 def weigh_places(findings: Sequence[FindingLine], laws: Iterable[LawLine]) -> list[FindingLine]:
     """The findings, with the places last that a chapter of their own is about, if the run tried that chapter and none of its findings
-    names them. ``where`` is then the first place, and ``places`` the likeliest three. Findings of a backend stay as they are."""
+    names them. ``where`` is then the first place, and ``places`` the likeliest five. Findings of a backend stay as they are."""
     judged: Counter[str] = Counter()
     for law in laws:
         judged[law.chapter] += law.cases

@@ -97,6 +97,34 @@ def test_what_runs_on_meshes_that_are_wrong_is_of_their_cause() -> None:
     assert [[each.id for each in lines] for lines in found] == [[meshes.id, on_view.id], [on_2d.id]]
 
 
+def test_a_feature_that_far_more_findings_have_than_cases_makes_one_cause() -> None:
+    def line(at: int, law: str, *features: str) -> FindingLine:
+        place = f"f{at}, torch/distributed/some.py:{at}"
+        return reports.finding(f"{at:08x}", f"{law} mesh=2", where=place, places=[place], features=list(features))
+
+    nested = [line(at, law, "nested", "uneven") for at, law in enumerate((*LAWS, "plan.cached", "layout.math"), 1)]
+    other = line(6, "module.linear", "uneven")
+    for cases, count in ((1000, 2), (10, 6)):  # a tenth of the cases, and all of them
+        made = reports.report([], [*nested, other])
+        made.totals.cases, made.features = cases, {"nested": 100 if cases == 1000 else 10, "uneven": cases}
+        assert len(made.causes()) == count
+
+
+def test_one_error_whose_place_is_not_known_is_one_cause() -> None:
+    def raised(at: int, law: str, place: str, error: str) -> FindingLine:
+        more = {"kind": "raised", "where": place, "places": [place] if place else []}
+        return reports.finding(f"{at:08x}", f"{law} mesh=2", cause=f"{place or law} | raised | {error}", features=[f"option:{at}"], **more)
+
+    gradient = "RuntimeError: it returned an invalid gradient"
+    lines = [
+        raised(1, "gradient.leaf", "", gradient),
+        raised(2, "module.local-map", "wrapped, torch/distributed/some.py:2", gradient),
+        raised(3, "gradient.graph", "", gradient),
+        raised(4, "gradient.graph", "", "ValueError: another"),
+    ]
+    assert [{line.id for line in found} for found in reports.report([], lines).causes()] == [{line.id for line in lines[:3]}, {lines[3].id}]
+
+
 def test_findings_whose_place_is_not_known_join_the_group_whose_features_they_have() -> None:
     style = "output, torch/distributed/tensor/parallel/style.py:2"
     models = [reports.finding(f"{at:08x}", where=style, places=[style], features=["module", f"way:{at}"]) for at in (1, 2)]
