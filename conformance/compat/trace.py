@@ -158,6 +158,17 @@ def _functions_in(file: str) -> list[tuple[str, int, int]]:
     return found
 
 
+def is_backward(place: str) -> bool:
+    """Whether it is the backward of an autograd function."""
+    return _name(place) == "backward"
+
+
+def backward_in_error(text: str) -> str:
+    """The ``backward`` of the autograd function whose gradient torch's engine refuses in an error; else empty."""
+    found = re.search(r"Function (\w+)Backward returned an invalid gradient", text)
+    return f"{found[1]}.backward" if found else ""
+
+
 def is_step(place: str) -> bool:
     """Whether a call of this function is a step worth listing: it works on sharded tensors or checkpoints."""
     functions = next((functions for file, functions in STEPS.items() if _file(place).startswith(file)), ())

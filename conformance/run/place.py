@@ -99,6 +99,8 @@ def _candidate_places(verdict: Verdict, first: Answer, evidence: Evidence, lines
     if step is not None:
         yield from _places_of_step(step, evidence, lines)
     elif first.outcome == "raised" and not unfit:
+        gave = torch_trace.backward_in_error(first.raised.text if first.raised is not None else "")
+        yield from (place for place in evidence.visited if place.partition(", ")[0] == gave)
         if evidence.raised or any(each.rule_asked and not each.completed for each in evidence.steps):
             yield from _places_of_error(evidence, lines)
         elif torch_trace.is_about_ops(law):
@@ -117,6 +119,8 @@ def _candidate_places(verdict: Verdict, first: Answer, evidence: Evidence, lines
             likely.sort(key=lambda place: len(evidence.visited[place]), reverse=True)
         yield from (place for place in likely if lines.is_never_in_holding(place))
         yield from likely
+    if law.startswith("gradient."):
+        yield from lines.by_rarity(filter(torch_trace.is_backward, evidence.visited))
     for kind in ("op", "move"):
         for each in reversed(evidence.steps):
             if each.kind == kind:

@@ -211,6 +211,14 @@ def test_what_c_plus_plus_refuses_is_not_put_down_to_anybody() -> None:
     assert find_places(verdict(answer, kind="raised"), []) == []
 
 
+def test_a_gradient_that_the_engine_refuses_is_put_down_to_the_function_that_gave_it() -> None:
+    forward, backward = (f"_ToTorchTensor.{name}, torch/distributed/tensor/_api.py:9" for name in ("forward", "backward"))
+    text = "Function _ToTorchTensorBackward returned an invalid gradient at index 0 - got [2] but expected shape compatible with [3]"
+    lines = dict.fromkeys((forward, backward), frozenset({1}))
+    answer = Answer(0, "raised", raised=Raised("RuntimeError", text, ""), evidence=heard((), lines))
+    assert find_places(verdict(answer, kind="raised"), []) == [backward]
+
+
 def test_a_place_says_what_its_rule_asked_for() -> None:
     line = f"op aten.neg.default(S(0)): {RULE}, asked for R and claimed R"
     assert add_decision(RULE, [line]) == f"{RULE}, asked for R and claimed R"
