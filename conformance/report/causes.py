@@ -80,15 +80,19 @@ def _group_by_place(lines: Sequence[FindingLine], rare: AbstractSet[str], marks:
         )
         group = next(fitting, None)
         groups.append((alike, [*alike])) if group is None else group.extend(alike)
-    found = [group for _, group in groups]
-    for alike in _group_by([line for line in lines if not _place_of(line)], lambda line: _error_of(line) or line.cause or line.id):
-        errors = {_error_of(alike[0])} - {""}
-        same = [group for group in found if errors and {_error_of(line) for line in group} == errors]
-        found = [group for group in found if group not in same]
+    return _add_unplaced([line for line in lines if not _place_of(line)], [group for _, group in groups])
+
+
+def _add_unplaced(lines: Sequence[FindingLine], groups: list[list[FindingLine]]) -> list[list[FindingLine]]:
+    """The groups, with ``lines``, of which no place is known, as groups of their own or in groups that account for them."""
+    for alike in _group_by(lines, lambda line: _error_of(line) or line.cause or line.id):
+        error = _error_of(alike[0])
+        same = [group for group in groups if error and {_error_of(line) for line in group} == {error}]
+        groups = [group for group in groups if group not in same]
         merged = [*itertools.chain.from_iterable(same), *alike]
-        group = next((group for group in sorted(found, key=len, reverse=True) if _could_be_of(merged, group)), None)
-        found.append(merged) if group is None else group.extend(merged)
-    return found
+        group = next((group for group in sorted(groups, key=len, reverse=True) if _could_be_of(merged, group)), None)
+        groups.append(merged) if group is None else group.extend(merged)
+    return groups
 
 
 def _put_frequent_place_first(group: list[FindingLine]) -> None:
