@@ -105,20 +105,32 @@ def _candidate_places(verdict: Verdict, first: Answer, evidence: Evidence, lines
             yield from _places_of_error(evidence, lines)
         elif torch_trace.is_about_ops(law):
             return  # C++ raised before any rule was asked
-    if not torch_trace.is_about_ops(law):  # what holding cases do not run says more than checks that all of them pass
+    yield from _places_at_home(verdict, home, evidence, lines)
+    yield from _places_anywhere(law, home, evidence, lines)
+
+
+def _places_at_home(verdict: Verdict, home: Sequence[str], evidence: Evidence, lines: LineCoverage) -> Iterator[str]:
+    """Yield the places in the files of the law's chapter, ``home``, the likeliest first."""
+    law, about_ops = verdict.case.law, torch_trace.is_about_ops(verdict.case.law)
+    if not about_ops:
         yield from reversed([place for place in home if lines.runs_new_lines(place)])
     # a comparison that a case goes by decides what it does; a check can only refuse
     yield from _failed_checks(home if verdict.kind == "wrong-error" else filter(torch_trace.is_comparison, home), evidence)
     if verdict.kind == "wrong-error":
         relevant = (place for place in evidence.visited if law.startswith("mesh.") or not torch_trace.is_about_meshes(place))
         yield next(filter(torch_trace.is_candidate, relevant), "")
-    if not torch_trace.is_about_ops(law):
-        yield from (place for place in evidence.visited if torch_trace.constructs_sharded_tensor(place) and lines.runs_new_lines(place))
-        likely = list(reversed(home))
-        if not law.startswith("module."):  # what a style called last gave the result; elsewhere most faults are where most is done
-            likely.sort(key=lambda place: len(evidence.visited[place]), reverse=True)
-        yield from (place for place in likely if lines.is_never_in_holding(place))
-        yield from likely
+    if about_ops:
+        return
+    yield from (place for place in evidence.visited if torch_trace.constructs_sharded_tensor(place) and lines.runs_new_lines(place))
+    likely = list(reversed(home))
+    if not law.startswith("module."):  # what a style called last gave the result; elsewhere most faults are where most is done
+        likely.sort(key=lambda place: len(evidence.visited[place]), reverse=True)
+    yield from (place for place in likely if lines.is_never_in_holding(place))
+    yield from likely
+
+
+def _places_anywhere(law: str, home: Sequence[str], evidence: Evidence, lines: LineCoverage) -> Iterator[str]:
+    """Yield the places of all steps, the last first, then all others; last those that every op or tensor calls."""
     if law.startswith("gradient."):
         yield from lines.by_rarity(filter(torch_trace.is_backward, evidence.visited))
     for kind in ("op", "move"):
