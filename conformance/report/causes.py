@@ -11,7 +11,8 @@ case. Findings at two places have one cause if
 - the findings at one are gradients of ops whose forward deviates at the other;
 - they are in different chapters, and all have one feature that hardly any case of the run has;
 - nearly all have one feature that many findings in several chapters have, and eight times as many of the findings as of the cases;
-- the findings at one show that meshes are wrong, and those at the other, of other chapters, have all features that these share.
+- the findings at one show that meshes are wrong, and those at the other, of other chapters, have all features of their
+  meshes that these share.
 
 A hang, or a finding at a place that every op goes through, joins another group only if the place is the same and the features of one
 include those of the other. Findings without a place (no trace tells) have one cause if their errors are alike, and so do groups of which
@@ -156,7 +157,7 @@ def _stands_on_mesh(lines: Sequence[FindingLine], group: Sequence[FindingLine]) 
     meshes = [line for line in group if chapter_of(line) == "mesh"]
     if not meshes or meshes[0] is not group[0] or "mesh" in map(chapter_of, lines):
         return False
-    shared = set.intersection(*map(_needed_features, meshes))
+    shared = {name for name in set.intersection(*map(_needed_features, meshes)) if "mesh" in name}
     return bool(shared) and all(shared <= _needed_features(line) for line in lines)
 
 

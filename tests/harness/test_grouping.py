@@ -91,7 +91,7 @@ def test_what_runs_on_meshes_that_are_wrong_is_of_their_cause() -> None:
         place = f"f{at}, torch/distributed/some.py:{at}"
         return reports.finding(f"{at:08x}", f"{law} mesh=2", where=place, places=[place], features=list(features))
 
-    meshes = line(1, "mesh.slice", "mesh-2d", "mesh-view")
+    meshes = line(1, "mesh.slice", "mesh-2d", "mesh-view", "permuted")
     on_view, on_2d = line(2, "module.linear", "mesh-2d", "mesh-view", "uneven"), line(3, "module.linear", "mesh-2d", "uneven")
     found = reports.report([], [meshes, on_view, on_2d]).causes()
     assert [[each.id for each in lines] for lines in found] == [[meshes.id, on_view.id], [on_2d.id]]
