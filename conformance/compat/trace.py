@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from traceback import FrameSummary
@@ -127,7 +128,7 @@ def short(file: str) -> str:
 def reported_frames(error: BaseException) -> list[FrameSummary]:
     """The stack of the lowest rank that failed, which an error of a checkpoint reports to all; empty for other errors."""
     failures = getattr(error, "failures", None)
-    return list(failures[min(failures)][1]) if isinstance(failures, dict) and failures else []
+    return list(failures[min(failures)][1] or ()) if isinstance(failures, dict) and failures else []
 
 
 def place_in_frame(frame: FrameSummary) -> str:
@@ -154,7 +155,8 @@ def _functions_in(file: str) -> list[tuple[str, int, int]]:
                 found.append((f"{prefix}{child.name}", first, child.end_lineno or first))
             visit(child, f"{prefix}{child.name}." if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) else prefix)
 
-    visit(ast.parse(Path(file).read_text("utf-8")), "")
+    with suppress(OSError, SyntaxError, UnicodeDecodeError):
+        visit(ast.parse(Path(file).read_text("utf-8")), "")
     return found
 
 
