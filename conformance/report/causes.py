@@ -17,7 +17,7 @@ case. Findings at two places have one cause if
 A hang, or a finding at a place that every op goes through, joins another group only if the place is the same and the features of one
 include those of the other. Findings without a place (no trace tells) have one cause if their errors are alike, and so do groups of which
 all show that error. They join the largest group that has their kind and whose first case, or whose cases in common, have no features that
-they lack, or whose first case shows the fault without features, in three chapters. In a backend that is not torch's the place is the
+they lack, or of which a case shows the fault without features, in three chapters. In a backend that is not torch's the place is the
 collective.
 """
 
@@ -145,7 +145,7 @@ def _is_same_fault(some: Sequence[FindingLine], others: Sequence[FindingLine]) -
 def _could_be_of(unplaced: Sequence[FindingLine], group: Sequence[FindingLine]) -> bool:
     """Whether findings whose place is not known have kinds that the group has, and the features of its first finding, or those that all
     its findings share. A fault that needs no features and shows in several chapters accounts for all of them."""
-    if len({chapter_of(line) for line in group}) >= MANY_CHAPTERS and not _needed_features(group[0]):
+    if len({chapter_of(line) for line in group}) >= MANY_CHAPTERS and not all(map(_needed_features, group)):
         return True
     kinds, has = {_broad_kind(line) for line in unplaced}, set.intersection(*map(_needed_features, unplaced))
     needed = (_needed_features(group[0]), set.intersection(*map(_needed_features, group)))
