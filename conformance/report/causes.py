@@ -217,9 +217,11 @@ def _pass_through(lines: Sequence[FindingLine], others: Sequence[FindingLine]) -
 
 def _passed_by_most(lines: Sequence[FindingLine]) -> list[str]:
     """The places, other than steps of redistributions, that are among the likely ones of nearly all ``lines``, the most frequent first."""
-    named = Counter(place for line in lines for place in places_of(line) if identifies_cause(place))
-    for place in filter(lambda place: is_redistribution_step(place) or only_forwards(place), [*named]):
-        del named[place]
+
+    def is_telling(place: str) -> bool:
+        return identifies_cause(place) and not is_redistribution_step(place) and not only_forwards(place)
+
+    named = Counter(place for line in lines for place in places_of(line) if is_telling(place))
     return [place for place, count in named.most_common() if count >= MIN_SHARE * len(lines)]
 
 

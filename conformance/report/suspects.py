@@ -38,8 +38,8 @@ def _weigh(line: FindingLine, tried: Collection[str], blamed: Collection[tuple[s
         return about in tried and about != chapter_of(line) and (about, place) not in blamed
 
     places = sorted(line.places, key=lambda place: is_in_order(strip_request(place)))
-    is_moved = bool(places) and strip_request(places[0]) != strip_request(line.places[0])
-    return msgspec.structs.replace(line, where=places[0] if is_moved else line.where, places=places[:LIKELY])
+    where = places[0] if places[:1] != line.places[:1] else line.where
+    return msgspec.structs.replace(line, where=where, places=places[:LIKELY])
 
 
 def chapter_of(line: FindingLine) -> str:

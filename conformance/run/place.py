@@ -22,7 +22,7 @@ from shardlaw.conformance.law.verdict import Answer, Verdict
 from shardlaw.conformance.run.deviating_step import first_deviating_step
 from shardlaw.reference.placement import parse_placements
 
-MAX_PLACES = 8
+MAX_PLACES = 8  # of a finding; those that the rest of the run finds in order count last
 
 
 def find_places(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:
