@@ -36,7 +36,7 @@ CERTIFIED_CASE = "a case of the certified list, not shrunk"
 class Confirmer:
     """Confirms the first verdict of each new signature. ``memory`` holds the verdicts of the first pass, ``is_known`` says whether an
     expectation covers a verdict, ``shares_plans`` whether ranks shared sharding plans in the first pass. ``wrong_collectives`` are those
-    that the backend was found to do wrong."""
+    that the backend was found to do wrong, ``frequent_causes`` the causes of which the run has many findings."""
 
     plan: Plan
     pool: Pool
@@ -44,6 +44,7 @@ class Confirmer:
     is_known: Callable[[Verdict], bool]
     shares_plans: bool = False
     wrong_collectives: frozenset[str] = frozenset()
+    frequent_causes: frozenset[tuple[str, ...]] = frozenset()
 
     def confirm(self, first: Verdict, is_drawn: bool, seconds: float) -> Finding | None:
         """The finding for ``first``, or ``None`` if no fresh world reproduces it, with or without history.
@@ -51,7 +52,7 @@ class Confirmer:
         ``seconds`` limits the shrinking of the case or of its history, and again the tracing of similar cases.
         """
         law = self.plan.law
-        if (explained := self._explain_by_collective(first)) is not None:
+        if (explained := self._explain_by_collective(first) or self._explain_by_cause(first)) is not None:
             return explained
         again = self.pool.check_fresh(law, first.case)
         if (
@@ -91,6 +92,19 @@ class Confirmer:
         note = f"not shrunk: it calls {', '.join(sorted(wrong))}, which the back end does wrong"
         return replace(self._blame_back_end(found, verdict, answer), confirmed=(0, 0) if used else (1, 1), note=note)
 
+    def _explain_by_cause(self, first: Verdict) -> Finding | None:
+        """The finding, if a fresh world shows the deviation under the tracer where many findings of this run are, in the same way. The case
+        is not shrunk, and no similar ones are tried: those findings have smaller cases."""
+        if not self.frequent_causes or first.kind in ("hang", "crash"):
+            return None
+        verdict = _trace_case(self.pool, self.plan.law, first.case, first.signature)
+        answer = first_deviating_answer(verdict) if verdict is not None else None
+        if verdict is None or answer is None:
+            return None
+        found = self._add_places(Finding.from_verdict(self.plan.law, verdict, first.case), verdict, answer, near=lambda: [])
+        note = "; ".join(filter(None, ("not shrunk: many findings of this run are at the same place", found.note)))
+        return replace(found, confirmed=(1, 1), note=note) if found.cause in self.frequent_causes else None
+
     def _blame_back_end(self, found: Finding, verdict: Verdict, first: Answer) -> Finding:
         return replace(found, where=f"{BACK_END}{self.pool.target.backend}", calls=collectives_called(verdict), trace=first.trace)
 
@@ -105,15 +119,18 @@ class Confirmer:
         first = first_deviating_answer(verdict) if verdict is not None else None
         if verdict is None or first is None:
             return found
+        limits, most = self.plan.limits, min(SECONDS, seconds)
+        return self._add_places(found, verdict, first, lambda: trace_nearby(self.pool, self.plan.law, found.case, limits, most))
+
+    def _add_places(self, found: Finding, verdict: Verdict, first: Answer, near: Callable[[], Sequence[Verdict]]) -> Finding:
+        """Add the places in torch, or in the target's own storage, to which a traced verdict points; ``near`` makes the verdicts of similar
+        cases."""
         if self.plan.law.chapter == "collective" and self.pool.target.foreign:  # torch's own part is the same for every backend
             return self._blame_back_end(found, verdict, first)
-        found = replace(found, calls=collectives_called(verdict))
-        if place := find_storage_frame(verdict, self.pool.target):
-            return replace(found, where=place, places=(place,), trace=first.trace)
-        near = trace_nearby(self.pool, self.plan.law, found.case, self.plan.limits, min(SECONDS, seconds))
-        places, note = try_find_places(verdict, near)
+        storage = find_storage_frame(verdict, self.pool.target)
+        places, note = ([storage], "") if storage else try_find_places(verdict, near())
         where = add_decision(places[0], first.trace) if places else ""
-        return replace(found, where=where, places=tuple(places), trace=first.trace, note=note)
+        return replace(found, where=where, places=tuple(places), trace=first.trace, calls=collectives_called(verdict), note=note)
 
     def _confirm_with_history(self, first: Verdict, seconds: float) -> Finding | None:
         law, tries = self.plan.law, 0

@@ -270,8 +270,9 @@ class LawRun:
     def _confirm(self) -> None:
         run = self._run
         limit = MAX_FINDINGS if run.certified is None else MAX_CERTIFIED_FINDINGS
-        wrong = run.wrong_collectives() if run.certified is None else frozenset[str]()  # each finding of a certificate is confirmed
-        confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuses_plans, wrong)
+        confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuses_plans)
+        if run.certified is None:  # in a certificate each finding is confirmed by itself
+            confirmer.wrong_collectives, confirmer.frequent_causes = run.wrong_collectives(), run.frequent_causes()
         in_plan_order = sorted(self._new_by_signature.values(), key=lambda new: new.plan_number)
         unexpected = [seen for seen in in_plan_order if not self._is_expected_after_trace(seen)]
         for seen in unexpected[:limit]:

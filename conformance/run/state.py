@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from shardlaw.conformance.run.certified_profile import CertifiedProfile
     from shardlaw.conformance.run.expectations import Expectations, TooWideEntry
 
+MANY_FINDINGS = 5  # at one place: further ones there are not shrunk
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -203,6 +205,11 @@ class RunState:
         """The collectives of a backend that is not torch's which give wrong values, by the new findings so far."""
         wrong = (found for found in self.findings if found.status == "new" and found.where.startswith(BACK_END))
         return frozenset(name for found in wrong if found.kind == "wrong-value" for name in found.collectives)
+
+    def frequent_causes(self) -> frozenset[tuple[str, ...]]:
+        """The causes of which many new findings so far are traced to a place in torch."""
+        counts = Counter(found.cause for found in self.findings if found.status == "new" and found.places)
+        return frozenset(cause for cause, count in counts.items() if count >= MANY_FINDINGS)
 
     def too_wide(self) -> list[TooWideEntry]:
         """The entries to refuse. Empty for one shard of a run: its few cases are no fair sample; ``shardlaw merge`` decides."""

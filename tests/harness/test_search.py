@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
-from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Answer, Verdict
 from shardlaw.conformance.run.confirm import NOT_MINIMAL, Confirmer, try_find_places
 from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import Expectations
@@ -45,7 +46,7 @@ class PoolOfOne:
             check = ""
         return Verdict(case, "deviates" if check else "held", "wrong-value" if check else None, check, history=tuple(history))
 
-    def check(self, law: Law, cases: Sequence[Case]) -> list[Verdict]:
+    def check(self, law: Law, cases: Sequence[Case], *, traced: bool = False) -> list[Verdict]:
         found = []
         for case in cases:
             found.append(self.verdict(case, self.served))
@@ -132,6 +133,32 @@ def test_a_fault_of_history_carries_the_case_that_it_needs() -> None:
     assert len(found.case.after) == 1
     assert found.case.after[0].get("shape").startswith("3x")
     assert pool.check_fresh(LAW, Case.from_json(found.case.to_json())).status == "deviates"
+
+
+def test_where_many_findings_are_a_further_one_is_traced_once_and_not_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    class TracedPool(PoolOfOne):
+        target = Target()
+
+        def verdict(self, case: Case, history: Sequence[Case]) -> Verdict:
+            return replace(super().verdict(case, history), ranks=(Answer(0, "deviates"),))
+
+    monkeypatch.setattr("shardlaw.conformance.run.confirm.find_places", lambda verdict, near: [f"find_{verdict.check}, torch/rules.py:3"])
+    pool = TracedPool(lambda case: three_faults(case) if "shape" in case and "flag" in case else "")
+    plan, memory, new = first_pass(pool)
+    large, edge = (next(verdict for verdict in new.values() if verdict.check == check) for check in ("large", "edge"))
+    confirmer = Confirmer(plan, pool, memory, lambda verdict: False)  # type: ignore[arg-type]
+    whole = confirmer.confirm(large, is_drawn=True, seconds=10.0)
+    assert whole is not None
+    assert whole.minimal
+    confirmer.frequent_causes, before = frozenset({whole.cause}), pool.calls
+    again, other = (confirmer.confirm(verdict, is_drawn=True, seconds=10.0) for verdict in (large, edge))
+    assert again is not None
+    assert (again.case, again.minimal, again.where, again.confirmed) == (large.case, False, whole.where, (1, 1))
+    assert again.note == "not shrunk: many findings of this run are at the same place"
+    assert other is not None
+    assert other.minimal
+    assert other.where == "find_edge, torch/rules.py:3"
+    assert pool.calls > before + 2
 
 
 def covering(plan: Plan, word: str) -> Plan:
