@@ -43,6 +43,7 @@ MIN_SHARE = 0.75
 RARE_SHARE = 0.02  # of the cases of a run
 MANY_CHAPTERS = 3
 MANY_FINDINGS, TIMES_AS_FREQUENT = 5, 8.0
+STRAGGLERS, SEVERAL = 2, 3  # findings
 
 
 def group_by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str, int]) -> list[list[FindingLine]]:
@@ -81,7 +82,8 @@ def _group_by_place(lines: Sequence[FindingLine], rare: AbstractSet[str], marks:
         )
         group = next(fitting, None)
         groups.append((alike, [*alike])) if group is None else group.extend(alike)
-    return _add_unplaced([line for line in lines if not _place_of(line)], [group for _, group in groups])
+    found = _add_unplaced([line for line in lines if not _place_of(line)], [group for _, group in groups])
+    return _join_stragglers(found)
 
 
 def _add_unplaced(lines: Sequence[FindingLine], groups: list[list[FindingLine]]) -> list[list[FindingLine]]:
@@ -94,6 +96,27 @@ def _add_unplaced(lines: Sequence[FindingLine], groups: list[list[FindingLine]])
         group = next((group for group in sorted(groups, key=len, reverse=True) if _could_be_of(merged, group)), None)
         groups.append(merged) if group is None else group.extend(merged)
     return groups
+
+
+def _join_stragglers(groups: Sequence[list[FindingLine]]) -> list[list[FindingLine]]:
+    """The groups; those of one or two findings that nothing sets apart from the findings of a large group have joined it."""
+    large = sorted((group for group in groups if len(group) >= MANY_FINDINGS), key=len, reverse=True)
+    found = []
+    for group in groups:
+        joined = next((other for other in large if len(group) <= STRAGGLERS and _is_unremarkable(group, other)), None)
+        found.append(group) if joined is None else joined.extend(group)
+    return found
+
+
+def _is_unremarkable(few: Iterable[FindingLine], many: Iterable[FindingLine]) -> bool:
+    """Whether ``many`` has findings in the chapters and of the kinds of ``few``, of which several pass the places of ``few`` too. Where no
+    place is known there must be more of them."""
+    for line in few:
+        place, looked_for = _place_of(line), (chapter_of(line), _broad_kind(line))
+        alike = [places_of(other) for other in many if (chapter_of(other), _broad_kind(other)) == looked_for]
+        if len(alike) < MANY_FINDINGS or (place and sum(place in places for places in alike) < SEVERAL):
+            return False
+    return True
 
 
 def _put_frequent_place_first(group: list[FindingLine]) -> None:

@@ -22,6 +22,7 @@ from shardlaw.conformance.law.verdict import Answer, Verdict
 from shardlaw.conformance.run.deviating_step import first_deviating_step
 from shardlaw.reference.placement import parse_placements
 
+FEW_CALLS = 6  # of a helper in the rules of its file, all of which may be at fault
 MAX_PLACES = 8  # of a finding; those that the rest of the run finds in order count last
 
 
@@ -224,11 +225,13 @@ def _places_of_step(step: Step, evidence: Evidence, lines: LineCoverage) -> Iter
     if step.rule.partition(", ")[2] not in {place.partition(", ")[2] for place in evidence.visited}:  # the rule was not asked
         yield from (place for place in evidence.visited if torch_trace.plans_op(place) and step.rule_asked)
         return
-    under = [place for place in functions_below(evidence, step.rule) if not is_shared_helper(place)]
+    below = functions_below(evidence, step.rule)
+    under = [place for place in below if count_calls(place) <= 1]
     yield from (place for place in lines.by_rarity(under) if lines.is_never_in_holding(place))
     yield from (place for place in under if place in evidence.answered and torch_trace.is_candidate(place))
     yield from [] if step.completed else lines.rarest_finder(under)
     yield step.rule
+    yield from (place for place in below if 1 < count_calls(place) <= FEW_CALLS and torch_trace.is_candidate(place))
 
 
 def _placement_calls(step: Step) -> list[str]:
@@ -254,15 +257,15 @@ def functions_below(evidence: Evidence, rule: str) -> list[str]:
 
 
 @cache
-def is_shared_helper(place: str) -> bool:
-    """Whether a function is called from several places of its file."""
+def count_calls(place: str) -> int:
+    """How often a function is called in its own file."""
     name, _, spot = place.partition(", ")
     call_text = name.rpartition(".")[2] + "("
     source = Path(torch.__file__).parents[1] / spot.rpartition(":")[0]
     try:
-        return source.read_text("utf-8").count(call_text) > 2  # where it is defined, and one call
+        return source.read_text("utf-8").count(call_text) - 1  # without its definition
     except OSError:
-        return False
+        return 0
 
 
 class LineCoverage:

@@ -76,6 +76,22 @@ def test_a_place_that_nearly_all_findings_at_two_places_pass_is_their_cause() ->
     assert found[0].where == plan
 
 
+def test_one_finding_that_nothing_sets_apart_from_many_is_of_their_cause() -> None:
+    rule, style, own, check = (f"{name}, torch/distributed/tensor/{name}.py:1" for name in ("rule", "style", "own", "check"))
+
+    def line(at: int, kind: str = "wrong-value", law: str = "module.forward", **given: Any) -> FindingLine:
+        return reports.finding(f"{at:08x}", f"{law} mesh=2", kind=kind, cause=f"{at} | wrong", **given)
+
+    many = [line(at, where=rule, places=[rule, style, check][: 3 if at < 4 else 1], features=["module"]) for at in range(1, 6)]
+    passes, unplaced = line(6, where=style, places=[style], features=["uneven"]), line(7, features=["0-d"])
+    apart, elsewhere = line(8, where=own, places=[own]), line(9, law="layout.full", features=[])
+    other_kind = line(10, "wrong-error", where=check, places=[check])
+    found = reports.report([], [*many, passes, unplaced, apart, elsewhere, other_kind]).causes()
+    assert [sorted(each.id for each in lines) for lines in found] == [
+        [each.id for each in (*many, passes, unplaced)], [apart.id], [elsewhere.id], [other_kind.id],
+    ]  # fmt: skip
+
+
 def test_a_rule_that_the_laws_of_ops_find_in_order_is_not_where_a_model_goes_wrong() -> None:
     rule, style = "mm_rule, torch/distributed/tensor/_ops/_matrix_ops.py:1", "output, torch/distributed/tensor/parallel/style.py:2"
     ops, few = reports.law("op.forward[mm]", cases=100), reports.law("op.forward[mm]", cases=9)

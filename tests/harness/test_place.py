@@ -15,7 +15,7 @@ from shardlaw.conformance.law.verdict import Answer, Raised, Verdict
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.laws.layout.inputs import KINDS
 from shardlaw.conformance.rank.trace import snapshot
-from shardlaw.conformance.run import nearby
+from shardlaw.conformance.run import nearby, place
 from shardlaw.conformance.run.deviating_step import first_deviating_step
 from shardlaw.conformance.run.nearby import simpler_cases
 from shardlaw.conformance.run.place import add_decision, find_places, find_storage_frame
@@ -95,6 +95,17 @@ def test_the_rule_of_the_op_that_departs_is_named() -> None:
     noted = {rank: heard(its, {RULE: frozenset({1})}) for rank, its in ranks(right(), wrong()).items()}
     answers = (Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())
     assert find_places(verdict(*answers), [])[0] == RULE
+
+
+def test_a_helper_that_a_few_rules_share_comes_after_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (f"{name}, torch/distributed/tensor/_ops/_some_ops.py:{at}" for at, name in ((2, "contract"), (3, "reduce_dims")))
+    monkeypatch.setattr(place, "count_calls", {RULE: 0, few: 5, many: 15}.__getitem__)
+    callers = {few: frozenset({RULE}), many: frozenset({RULE})}
+    noted = {
+        rank: Evidence(its, dict.fromkeys((RULE, few, many), frozenset({1})), callers) for rank, its in ranks(right(), wrong()).items()
+    }
+    answers = (Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())
+    assert find_places(verdict(*answers), [])[:2] == [RULE, few]
 
 
 def test_an_error_from_below_the_rule_is_put_down_to_the_rule_and_a_refusal_to_who_refused() -> None:
