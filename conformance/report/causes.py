@@ -6,7 +6,8 @@ case. Findings at two places have one cause if
 - one place is among the likely places of nearly all findings at the other: code that calls a faulty function deviates too. Every
   redistribution goes through its planner, so within a chapter such findings must also have the features that all findings at the planner
   share;
-- a third place, which is no step of redistributions, is among the likely places of nearly all of both;
+- a third place, which is no step of redistributions, is among the likely places of nearly all of both, and findings at few other places
+  pass it;
 - both are methods of one class, and the smallest case of one has all features of the smallest case of the other;
 - the findings at one are gradients of ops whose forward deviates at the other;
 - they are in different chapters, and all have one feature that hardly any case of the run has;
@@ -28,7 +29,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -44,6 +45,16 @@ RARE_SHARE = 0.02  # of the cases of a run
 MANY_CHAPTERS = 3
 MANY_FINDINGS, TIMES_AS_FREQUENT = 5, 8.0
 STRAGGLERS, SEVERAL = 2, 3  # findings
+MAX_PASSING = 4  # places: what findings at more of them pass is common code
+
+
+class _Run(NamedTuple):
+    """What is rare or common among the findings and cases of a run: features that hardly any case has, features that tell findings from
+    cases, and places that findings at many places pass."""
+
+    rare: AbstractSet[str]
+    marks: AbstractSet[str]
+    common: AbstractSet[str]
 
 
 def group_by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str, int]) -> list[list[FindingLine]]:
@@ -55,9 +66,10 @@ def group_by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str,
     for line in (line for line in new if not line.in_back_end):
         next((group for group in collectives if _is_explained_by(line, group)), unexplained).append(line)
     rare = {name for name, count in reached.items() if 0 < count <= cases * RARE_SHARE}
-    found = [*collectives, *_group_by_place(unexplained, rare, _find_marks(unexplained, cases, reached))]
+    run = _Run(rare, _find_marks(unexplained, cases, reached), _find_common_places(unexplained))
+    found = [*collectives, *_group_by_place(unexplained, run)]
     for group in found:
-        _put_frequent_place_first(group)
+        _put_frequent_place_first(group, run)
     return sorted(found, key=lambda group: min(position[line.id] for line in group))
 
 
@@ -70,15 +82,15 @@ def _group_by_collective(lines: Sequence[FindingLine]) -> list[list[FindingLine]
     return found
 
 
-def _group_by_place(lines: Sequence[FindingLine], rare: AbstractSet[str], marks: AbstractSet[str]) -> list[list[FindingLine]]:
-    """Group findings in torch by cause; hardly any case of the run has a feature that is ``rare``, ``marks`` tell findings from cases."""
+def _group_by_place(lines: Sequence[FindingLine], run: _Run) -> list[list[FindingLine]]:
+    """Group findings in torch by cause."""
     groups: list[tuple[list[FindingLine], list[FindingLine]]] = []  # the lines at the group's own place, and all its lines
     placed = _group_by([line for line in lines if _place_of(line)], _group_key)
     for alike in sorted(placed, key=lambda alike: (chapter_of(alike[0]) == "mesh", len(alike)), reverse=True):
         fitting = (
             group
             for own, group in groups
-            if _is_same_fault(own, alike) or _share_telling_feature(own, alike, rare, marks) or _stands_on_mesh(alike, group)
+            if _is_same_fault(own, alike, run) or _share_telling_feature(own, alike, run) or _stands_on_mesh(alike, group)
         )
         group = next(fitting, None)
         groups.append((alike, [*alike])) if group is None else group.extend(alike)
@@ -119,7 +131,7 @@ def _is_unremarkable(few: Iterable[FindingLine], many: Iterable[FindingLine]) ->
     return True
 
 
-def _put_frequent_place_first(group: list[FindingLine]) -> None:
+def _put_frequent_place_first(group: list[FindingLine], run: _Run) -> None:
     """Sort a group in place: the findings at its most frequent place first, then by the size of their cases. In a backend the plainest
     case of the collective's own laws comes first. A place that is likely for more of them than any first place is takes its part."""
     named = Counter(place for line in group for place in {_place_of(line), *places_of(line)})
@@ -129,7 +141,7 @@ def _put_frequent_place_first(group: list[FindingLine]) -> None:
         return (not collectives_in(line.features), len(line.features)) if line.in_back_end else (False, 0)
 
     group.sort(key=lambda line: (_place_of(line) != shown, *plainness(line), _size_key(line)))
-    common = next(iter(_passed_by_most(group)), "")
+    common = next(iter(_passed_by_most(group, run)), "")
     if not group[0].in_back_end and named[common] > named[shown]:
         group[0] = msgspec.structs.replace(group[0], where=common)
 
@@ -153,14 +165,14 @@ def _size_key(line: FindingLine) -> tuple[bool, int, str]:
     return line.note.startswith("not minimal"), len(line.text), line.text
 
 
-def _is_same_fault(some: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
+def _is_same_fault(some: Sequence[FindingLine], others: Sequence[FindingLine], run: _Run) -> bool:
     """Whether the findings at two places have one cause."""
     first, second = some[0], others[0]
     if second.kind == "hang" or first.kind == "hang" or not (identifies_cause(_place_of(first)) and identifies_cause(_place_of(second))):
         return _place_of(first) == _place_of(second) and _is_nested(_needed_features(first), _needed_features(second))
     if _owner_class(first) == _owner_class(second) != "" and _is_nested(_needed_features(first), _needed_features(second)):
         return True
-    if _are_gradients(some, others) or any(place in _passed_by_most(others) for place in _passed_by_most(some)):
+    if _are_gradients(some, others) or not set(_passed_by_most(some, run)).isdisjoint(_passed_by_most(others, run)):
         return True
     return _pass_through(others, some) or _pass_through(some, others)
 
@@ -208,15 +220,18 @@ def _is_nested(one: set[str], other: set[str]) -> bool:
     return one <= other or other <= one
 
 
-def _share_telling_feature(
-    some: Sequence[FindingLine], others: Sequence[FindingLine], rare: AbstractSet[str], marks: AbstractSet[str]
-) -> bool:
-    """Whether nearly all of both share a feature of ``marks``, or all one that is ``rare`` if the two have no chapter in common."""
+def _share_telling_feature(some: Sequence[FindingLine], others: Sequence[FindingLine], run: _Run) -> bool:
+    """Whether nearly all of both share a feature that tells findings from cases, or all a rare one if the two have no chapter in common."""
     chapters, further = ({chapter_of(line) for line in lines} for lines in (some, others))
     shared = set.intersection(*map(_needed_features, [*some, *others]))
-    if chapters.isdisjoint(further) and shared & rare:
+    if chapters.isdisjoint(further) and shared & run.rare:
         return True
-    return any(all(sum(name in line.features for line in lines) >= MIN_SHARE * len(lines) for lines in (some, others)) for name in marks)
+    return any(all(_share_of(name, lines) >= MIN_SHARE for lines in (some, others)) for name in run.marks)
+
+
+def _share_of(name: str, lines: Sequence[FindingLine]) -> float:
+    """The share of findings that have a feature."""
+    return sum(name in line.features for line in lines) / len(lines)
 
 
 def _find_marks(lines: Sequence[FindingLine], cases: int, reached: Mapping[str, int]) -> set[str]:
@@ -238,14 +253,24 @@ def _pass_through(lines: Sequence[FindingLine], others: Sequence[FindingLine]) -
     return bool(place) and sum(place in places_of(line) for line in relevant) >= MIN_SHARE * len(lines)
 
 
-def _passed_by_most(lines: Sequence[FindingLine]) -> list[str]:
-    """The places, other than steps of redistributions, that are among the likely ones of nearly all ``lines``, the most frequent first."""
+def _passed_by_most(lines: Sequence[FindingLine], run: _Run) -> list[str]:
+    """The places, other than common code and steps of redistributions, that are among the likely ones of nearly all ``lines``, the most
+    frequent first."""
 
     def is_telling(place: str) -> bool:
-        return identifies_cause(place) and not is_redistribution_step(place) and not only_forwards(place)
+        return identifies_cause(place) and place not in run.common and not is_redistribution_step(place) and not only_forwards(place)
 
     named = Counter(place for line in lines for place in places_of(line) if is_telling(place))
     return [place for place, count in named.most_common() if count >= MIN_SHARE * len(lines)]
+
+
+def _find_common_places(lines: Iterable[FindingLine]) -> set[str]:
+    """The places that findings at many places pass."""
+    passing: dict[str, set[str]] = {}
+    for line in lines:
+        for place in places_of(line):
+            passing.setdefault(place, set()).add(_place_of(line))
+    return {place for place, firsts in passing.items() if len(firsts) > MAX_PASSING}
 
 
 def _error_of(line: FindingLine) -> str:

@@ -71,7 +71,7 @@ class FindingLine(msgspec.Struct, kw_only=True):
     """One finding.
 
     ``reproducer`` is the path, relative to the report's folder, of a script that was run and showed the fault; ``script`` is then
-    ``proven``, and otherwise says why there is none. ``where`` is the place in torch to look at first, ``places`` the three likeliest,
+    ``proven``, and otherwise says why there is none. ``where`` is the place in torch to look at first, ``places`` the likeliest,
     ``calls`` the collectives that the first deviating rank called. Findings with equal ``cause`` have the same place and kind. ``number``
     is the number, in the law's plan, of the first case that showed it (0: a stored case), ``entry`` the file and line of an expected
     finding's entry, ``waits`` where silent ranks of a new finding wait."""

@@ -18,17 +18,16 @@ if TYPE_CHECKING:
     from shardlaw.conformance.report.run_report import FindingLine, LawLine
 
 MIN_CASES = 100  # of a chapter, to say that code which its findings do not name is in order
-LIKELY = 5  # places of a finding that count
 
 
 def weigh_places(findings: Sequence[FindingLine], laws: Iterable[LawLine]) -> list[FindingLine]:
     """The findings, with the places last that a chapter of their own is about, if the run tried that chapter and none of its findings
-    names them. ``where`` is then the first place, and ``places`` the likeliest five. Findings of a backend stay as they are."""
+    names them. ``where`` is then the first place. Findings of a backend stay as they are."""
     judged: Counter[str] = Counter()
     for law in laws:
         judged[law.chapter] += law.cases
     tried = {chapter for chapter, cases in judged.items() if cases >= MIN_CASES}
-    blamed = {(chapter_of(line), place) for line in findings for place in places_of(line)[:LIKELY]}
+    blamed = {(chapter_of(line), place) for line in findings for place in places_of(line)}
     return [line if line.in_back_end else _weigh(line, tried, blamed) for line in findings]
 
 
@@ -39,7 +38,7 @@ def _weigh(line: FindingLine, tried: Collection[str], blamed: Collection[tuple[s
 
     places = sorted(line.places, key=lambda place: is_in_order(strip_request(place)))
     where = places[0] if places[:1] != line.places[:1] else line.where
-    return msgspec.structs.replace(line, where=where, places=places[:LIKELY])
+    return msgspec.structs.replace(line, where=where, places=places)
 
 
 def chapter_of(line: FindingLine) -> str:

@@ -44,8 +44,9 @@ def trace_nearby(pool: Pool, law: Law, case: Case, limits: Limits, seconds: floa
 
 
 def _fits_target(law: Law, case: Case, limits: Limits) -> bool:
-    """Whether the target has enough ranks for a case, and the case has the fields that tell how many it needs."""
+    """Whether the target has enough ranks for a case, and the case has the fields that tell what world it needs."""
     try:
+        law.needs_own_world(case)
         return max(law.worlds(case)) <= limits.most
     except NotationError:
         return False

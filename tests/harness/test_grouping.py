@@ -76,6 +76,14 @@ def test_a_place_that_nearly_all_findings_at_two_places_pass_is_their_cause() ->
     assert found[0].where == plan
 
 
+def test_code_that_findings_at_many_places_pass_is_no_cause() -> None:
+    common = "load, torch/distributed/checkpoint/state_dict_loader.py:1"
+    firsts = [f"{name}, torch/distributed/checkpoint/{name}.py:1" for name in ("plan", "read", "index", "copy", "flatten")]
+    for number, groups in ((4, 1), (5, 5)):
+        lines = [reports.finding(f"{at:08x}", where=place, places=[place, common]) for at, place in enumerate(firsts[:number])]
+        assert len(reports.report([], lines).causes()) == groups
+
+
 def test_one_finding_that_nothing_sets_apart_from_many_is_of_their_cause() -> None:
     rule, style, own, check = (f"{name}, torch/distributed/tensor/{name}.py:1" for name in ("rule", "style", "own", "check"))
 

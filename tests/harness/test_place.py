@@ -12,7 +12,7 @@ from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor, pack
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Raised, Verdict
-from shardlaw.conformance.laws import find
+from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.laws.layout.inputs import KINDS
 from shardlaw.conformance.rank.trace import snapshot
 from shardlaw.conformance.run import nearby, place
@@ -280,6 +280,15 @@ def test_a_plainer_case_without_a_field_that_its_law_needs_is_left_out() -> None
     assert lacking
     assert not any(nearby._fits_target(law, other, Limits()) for other in lacking)
     assert any(nearby._fits_target(law, other, Limits()) for other in plainer)
+
+
+def test_of_every_plainer_case_that_fits_is_known_what_world_it_needs() -> None:
+    for law in catalogue().values():
+        control = Case.parse(law.control)
+        assert nearby._fits_target(law, control, Limits(8))
+        for other in simpler_cases(control):
+            if nearby._fits_target(law, other, Limits()):
+                law.needs_own_world(other)
 
 
 def test_an_error_from_a_storage_of_somebodys_own_is_put_down_to_it() -> None:
