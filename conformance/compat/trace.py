@@ -49,6 +49,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "layout": MAKERS,
     "redistribute": MOVES,
 }
+# what few laws outside of its own chapters call
+SPECIAL = (*CHECKPOINTS, *MODULES, *SHARDED, *RANDOM)
 ABOUT = ("mesh", "redistribute", "random")  # chapters whose homes no other chapter is about
 # helpers that build specs and plans, which every op and every redistribution calls
 GENERIC = re.compile(
@@ -245,8 +247,9 @@ def is_redistribution_step(place: str) -> bool:
 
 
 def is_home(place: str, chapter: str) -> bool:
-    """Whether to look in a function for the faults of a chapter's laws: it is in one of the chapter's files, and does work there."""
-    there = _file(place).startswith(HOMES.get(chapter, ()))
+    """Whether to look in a function for the faults of a chapter's laws: it does work in one of the chapter's files, or in one that few
+    other laws call."""
+    there = _file(place).startswith((*HOMES.get(chapter, ()), *SPECIAL))
     return there and ACTIVE_VERB.match(_name(place)) is not None and not only_forwards(place) and is_candidate(place)
 
 

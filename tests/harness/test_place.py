@@ -216,6 +216,17 @@ def test_a_constructor_that_took_another_way_is_named_and_a_check_only_of_what_h
     assert find_places(answered(5, 6, kind="wrong-error"), [held])[0] == checks
 
 
+def test_what_few_chapters_call_is_looked_at_whatever_law_calls_it() -> None:
+    reads, makes, handles = (
+        f"{name}, torch/distributed/{file}.py:4"
+        for name, file in (("read_data", "checkpoint/filesystem"), ("init_groups", "device_mesh"), ("handle_op", "tensor/_dispatch"))
+    )
+    visited = {makes: frozenset({4}), handles: frozenset({4, 5, 6, 7}), reads: frozenset({4, 5, 6})}
+    answer = Answer(0, "deviates", evidence=Evidence((), visited, {place: frozenset() for place in visited}))
+    renewed = Verdict(Case.parse("mesh.renewed world=2"), "deviates", "wrong-value", "result", "", "", (answer,))
+    assert find_places(renewed, []) == [reads, makes, handles]
+
+
 def test_what_c_plus_plus_refuses_is_not_put_down_to_anybody() -> None:
     begun = Step("op", "aten.neg.default", rule=RULE)
     answer = Answer(0, "raised", raised=Raised("RuntimeError", "", ""), evidence=heard((begun,), {}))
