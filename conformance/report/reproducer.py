@@ -14,17 +14,14 @@ prints what each expected and got, and exits
 
 from __future__ import annotations
 
-import ast
-import re
-import sys
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from string import Template
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.script import Script, ScriptError
+from shardlaw.conformance.report.script_rules import check_file, merge_imports
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.case import Case
@@ -104,9 +101,11 @@ def agrees(want, got):
 
 def serve(rank, world, stage):
     signal.alarm($SECONDS)  # ends a rank that does not answer
+    returned = False
     try:
 $JOINING        dist.init_process_group("$BACKEND", f"file://{folder}/.{stage.__name__}", rank=rank, world_size=world)
         want, got = stage(rank)
+        returned = True
         code = 0 if $RIGHT else 1
         print(f"rank {rank}: {'WRONG' if code else 'right'}\\n  expected {want}\\n  got {got}", flush=True)
     except BaseException as error:  # a CheckpointException is no Exception
@@ -122,7 +121,7 @@ def judge(ends):
     if $FAULT:
         sys.exit(f"The fault is there. Exit codes of the ranks: {ends}")
     if any(ends):
-        print(f"Neither shown nor gone. Exit codes of the ranks: {ends} (2: another error, 3: lost a rank, -14: no answer in $SECONDS s)")
+        print(f"Neither shown nor gone. Exit codes of the ranks: {ends} ($CODES)")
         sys.exit(2)
 
 if __name__ == "__main__":  # a process that an act starts reads this file again
@@ -140,7 +139,8 @@ if __name__ == "__main__":  # a process that an act starts reads this file again
             judge([rank.exitcode for rank in ranks])
     print("The fault is gone.")
 """)
-# by the kind of a deviation: which exit codes of the ranks show it
+# by the kind of a deviation: which exit codes of the ranks show it; a result that no rank can read is wrong
+WRONG = "1 in ends or {*ends} == {4}"
 FAULTS = {
     "hang": "-14 in ends and not {1, 2} & {*ends}",
     "crash": "any(end < 0 and end not in (-9, -14) for end in ends)",
@@ -246,7 +246,7 @@ def render(
     text = "\n".join(_script_lines(script, header, before, join, about)) + "\n"
     for expression, replacement in join.storage:
         text = text.replace(expression, replacement)
-    _check_file(text, {place.partition(".")[0] for place in (join.module, *join.storages, *homes)} - {"", "shardlaw"})
+    check_file(text, {place.partition(".")[0] for place in (join.module, *join.storages, *homes)} - {"", "shardlaw"})
     return text
 
 
@@ -266,7 +266,7 @@ def _script_lines(script: Script, header: Sequence[str], before: Sequence[Script
         *_docstring_lines(header),
         "import contextlib, multiprocessing.connection, os, signal, sys, tempfile",
         BEGIN,
-        *_merge_imports(imports),
+        *merge_imports(imports),
     ]
     for text in dict.fromkeys(text for part in parts for text in part.definitions):
         lines += ["", text]
@@ -292,7 +292,7 @@ def _fill_template(branches: str, stages: str, join: ScriptTarget, about: FaultI
     if shows_error:
         raised = f"1 if type(error).__name__ == {about.error!r} and not {lost} else 2"
     elif about.kind:
-        raised = f"3 if {lost} else 2" if about.kind == "hang" else "2"
+        raised = f"3 if {lost} else 2" if about.kind == "hang" else "4 if returned else 2"
     else:  # any error counts as the fault, except Meaningless: the case is invalid
         raised = "2 if type(error).__name__ == 'Meaningless' else 1"
     limit = WAITING_SECONDS if about.kind in ("hang", "divergence") else LIMIT_SECONDS
@@ -303,9 +303,10 @@ def _fill_template(branches: str, stages: str, join: ScriptTarget, about: FaultI
         GRACE=GRACE_SECONDS,
         JOINING="".join(f"        {line}\n" for line in join.lines()),
         BACKEND=join.backend,
-        RIGHT="True" if shows_error else "agrees(want, got)",
+        RIGHT="agrees(want, got) in (True, False)" if shows_error else "agrees(want, got)",  # reading a result may raise too
         RAISED=raised,
-        FAULT=FAULTS.get(about.kind, "1 in ends"),
+        FAULT=FAULTS.get(about.kind, WRONG),
+        CODES=f"2: another error, 3: lost a rank, 4: cannot read what was returned, -14: no answer in {limit} s",
         STAGES=stages,
     )
     return text.rstrip().split("\n")
@@ -322,79 +323,3 @@ def _docstring_lines(header: Sequence[str]) -> list[str]:
     text = [line for paragraph in header for line in textwrap.wrap(paragraph, COLUMNS - 8, break_on_hyphens=False)]
     safe = [line.replace("\\", "\\\\").replace('"""', "'''") for line in text]
     return [f'"""{safe[0]}', *safe[1:-1], f'{safe[-1]}"""'] if len(safe) > 1 else [f'"""{safe[0]}"""']
-
-
-def _merge_imports(statements: Iterable[str]) -> list[str]:
-    """Sort import statements and merge those from one module. Raises :class:`ScriptError`."""
-    plain, names = set(), dict[str, set[str]]()
-    for statement in statements:
-        for module, name in _imported_names(statement):
-            if module:
-                names.setdefault(module, set()).add(name)
-            else:
-                plain.add(name)
-    return sorted(plain) + [f"from {module} import {', '.join(sorted(names[module]))}" for module in sorted(names)]
-
-
-@lru_cache(1024)
-def _imported_names(statement: str) -> tuple[tuple[str, str], ...]:
-    """The (module, name) pairs of ``from ... import``, or ``("", statement)`` for ``import ...``."""
-    found = list[tuple[str, str]]()
-    for node in _parse_python(statement).body:
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found += [(node.module, ast.unparse(alias)) for alias in node.names]
-        elif isinstance(node, ast.Import):
-            found.append(("", ast.unparse(node)))
-        else:
-            raise ScriptError(f"{statement!r} is no import")
-    return tuple(found)
-
-
-def _parse_python(text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except SyntaxError as error:
-        raise ScriptError(f"not Python: {error}") from None
-
-
-def _check_file(text: str, packages: Collection[str] = ()) -> None:
-    """Raise :class:`ScriptError` unless the file keeps the rules: imports only of torch, the standard library and ``packages``, no
-    ``eval``."""
-    tree = _parse_python(text)
-    allowed = {"torch", *packages, *sys.stdlib_module_names}
-    # a script is mostly literals: walk their nodes only if the text may contain a forbidden call
-    may_call = not text.isascii() or re.search(r"(?<![\w.])(exec|eval|compile)\b", text)
-    for node in ast.walk(tree) if may_call else _walk_statements(tree):
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        for module in modules:
-            if module.partition(".")[0] not in allowed:
-                raise ScriptError(f"imports {module}: only torch and the standard library may be imported")
-        if isinstance(node, ast.Name) and node.id in ("exec", "eval", "compile"):
-            raise ScriptError(f"calls {node.id}: a reproducer holds its statements literally")
-    defined = [name for node in tree.body for name in _defined_names(node)]
-    twice = sorted({name for name in defined if defined.count(name) > 1})
-    if twice:
-        raise ScriptError(f"{', '.join(twice)} is defined twice: it may be a name of the template")
-
-
-def _walk_statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield every statement, exception handler and match case, without descending into expressions."""
-    pending: list[ast.AST] = [tree]
-    while pending:
-        node = pending.pop()
-        yield node
-        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-            inner = getattr(node, name, None)
-            pending += inner if isinstance(inner, list) else []
-
-
-def _defined_names(node: ast.stmt) -> list[str]:
-    """The names that a top-level statement binds."""
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    if isinstance(node, ast.With):
-        return [item.optional_vars.id for item in node.items if isinstance(item.optional_vars, ast.Name)]
-    return []

@@ -59,6 +59,7 @@ def test_one_wrong_rank_is_the_fault(tmp_path: Path) -> None:
 
 RAISES = ("if rank == 1:", "    raise ValueError('no such shard')", "return 1, 1")
 DIES = ("if rank == 1:", "    import os", "    os.kill(os.getpid(), 9)", "return 1, 1")
+UNREADABLE = ("return 1, type('Unreadable', (), {'__eq__': lambda *_: 1 / 0})()",)
 WAIT_ALL = ("dist.recv(torch.ones(1), 1 - rank)", "return 1, 1")
 WAITS = ("if rank == 0:", "    dist.recv(torch.ones(1), 1)", "return 1, 1")
 
@@ -80,6 +81,9 @@ def test_a_rank_that_loses_one_whose_time_is_up_is_part_of_the_hang(monkeypatch:
         (RAISES, FaultInfo("wrong-value"), 2, "ValueError: no such shard"),
         (RAISES, FaultInfo("raised", "ValueError"), 1, "ValueError: no such shard"),
         (RAISES, FaultInfo("raised", "RuntimeError"), 2, "ValueError: no such shard"),
+        (UNREADABLE, FaultInfo("wrong-layout"), 1, "[4, 4]"),
+        (UNREADABLE, FaultInfo("raised", "ZeroDivisionError"), 1, "[1, 1]"),
+        (("if rank == 1:", "    raise ValueError", *UNREADABLE), FaultInfo("wrong-layout"), 2, "ValueError"),
         (DIES, FaultInfo("wrong-value"), 2, "-9"),
         (WAITS, FaultInfo("wrong-value"), 2, "-14"),
         (WAITS, FaultInfo("hang"), 1, "-14"),
