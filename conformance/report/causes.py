@@ -16,7 +16,8 @@ case. Findings at two places have one cause if
   meshes that these share.
 
 A hang, or a finding at a place that every op goes through, joins another group only if the place is the same and the features of one
-include those of the other. Findings without a place (no trace tells) have one cause if their errors are alike, and so do groups of which
+include those of the other. One or two findings join a group of many of their kind in their chapter, of which several pass their place too:
+nothing sets them apart. Findings without a place (no trace tells) have one cause if their errors are alike, and so do groups of which
 all show that error. They join the largest group that has their kind and whose first case, or whose cases in common, have no features that
 they lack, or of which a case shows the fault without features, in three chapters. In a backend that is not torch's the place is the
 collective.
