@@ -104,7 +104,9 @@ def reproducer_of(what: str) -> str:
     if path.is_file() or (" " not in what and not _is_law_id(what)):
         data = read_finding(path)
         law, case, seen = resolve_law(data["case"].law, f"{path}: "), data["case"], str(data["target"].get("torch", ""))
-        about = FaultInfo(data["kind"], data["signature"].split(" | ")[-1].partition(":")[0], data["check"])
+        error = data["signature"].split(" | ")[-1].partition(":")[0]
+        raised = any(rank.get("outcome") == "raised" for rank in data.get("ranks", ()))  # else the act returned what it caught
+        about = FaultInfo(data["kind"], error if raised else "", data["check"])
         with suppress(UsageError):  # the config here may lack the target
             join = ScriptTarget.from_target(get_target(str(data["target"].get("name", "gloo")), read_config()))
     else:

@@ -133,8 +133,8 @@ def _comparisons(want: Any) -> Iterator[str]:
     match want:
         case due.Global() | due.Claimed():
             yield from ("dtensor", "tensor", "list")
-        case due.Refused(errors=errors):
-            yield "error" if len(errors) == 1 else "errors"
+        case due.Refused(errors=errors, words=words):
+            yield "error" if len(errors) == 1 and not words else "errors"
         case due.AtMost():
             yield "range"
         case due.Alike():

@@ -219,7 +219,7 @@ class Refused(Due):
             here.deviates("wrong-error", check, f"{place}: refused in words that name none of {self.words}: {got}", self.words, str(got))
 
     def for_script(self, rank: int) -> Any:
-        return self.errors[0] if len(self.errors) == 1 else (type, *self.errors)
+        return self.errors[0] if len(self.errors) == 1 and not self.words else (type, *self.errors, *self.words)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,9 @@ AGREES = {
         return isinstance(got, want) and str(got) != \"\"""",
     "errors": """
     if isinstance(want, tuple) and want[:1] == (type,):
-        return isinstance(got, want[1:]) and str(got) != \"\"""",
+        errors = tuple(error for error in want[1:] if isinstance(error, type))
+        words = [word for word in want if isinstance(word, str)] or [""]
+        return isinstance(got, errors) and str(got) != "" and any(word in str(got) for word in words)""",
     "range": """
     if isinstance(want, range):
         return got in want""",

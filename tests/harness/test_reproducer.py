@@ -149,10 +149,15 @@ def test_a_first_stage_at_fault_ends_the_script() -> None:
         ("torch.Size([2])", "(2,)", True),
         ("None", "torch.ones(1)", False),
         ("1", "float('nan')", False),
+        ("(type, ValueError, TypeError)", "TypeError('one too many')", True),
+        ("(type, ValueError, 'few', 'many')", "ValueError('one too many')", True),
+        ("(type, ValueError, 'few', 'many')", "ValueError('wrong')", False),
+        ("(type, ValueError, 'few')", "TypeError('too few')", False),
     ],
 )
 def test_what_counts_as_the_same(expected: str, got: str, right: bool) -> None:
-    text = render(Script((Stage(1, ("return None, None",)),)), HEADER)
+    compares = ("tensor", "list", "number", "errors")
+    text = render(Script((Stage(1, ("return None, None",)),), compares=compares), HEADER)
     import torch
 
     scope: dict[str, object] = {"torch": torch}
