@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from shardlaw.conformance.compat.trace import identifies_cause, is_redistribution_step, only_forwards
+from shardlaw.conformance.compat.trace import chapter_about, identifies_cause, is_redistribution_step, only_forwards
 from shardlaw.conformance.law.verdict import collectives_in
 from shardlaw.conformance.report.suspects import chapter_of, places_of, strip_request
 
@@ -133,13 +133,15 @@ def _is_unremarkable(few: Iterable[FindingLine], many: Iterable[FindingLine]) ->
 
 
 def _put_frequent_place_first(group: list[FindingLine], run: _Run) -> None:
-    """Sort a group in place: the findings at its most frequent place first, then by the size of their cases. In a backend the plainest
-    case of the collective's own laws comes first. A place that is likely for more of them than any first place is takes its part."""
+    """Sort a group in place: the findings at its most frequent place first, of these the ones of the chapter that is about it, then by the
+    size of their cases. In a backend the plainest case of the collective's own laws comes first. A place that is likely for more of them
+    than any first place is takes its part."""
     named = Counter(place for line in group for place in {_place_of(line), *places_of(line)})
     shown = _place_of(max(group, key=lambda line: (line.in_back_end, named[_place_of(line)])))
+    about = chapter_about(shown)
 
     def plainness(line: FindingLine) -> tuple[bool, int]:
-        return (not collectives_in(line.features), len(line.features)) if line.in_back_end else (False, 0)
+        return (not collectives_in(line.features), len(line.features)) if line.in_back_end else (chapter_of(line) != about, 0)
 
     group.sort(key=lambda line: (_place_of(line) != shown, *plainness(line), _size_key(line)))
     common = next(iter(_passed_by_most(group, run)), "")

@@ -65,6 +65,14 @@ def test_a_cause_is_shown_by_what_departs_at_the_place_that_is_named_most() -> N
     assert [[line.id for line in lines] for lines in found] == [[style.id, *(line.id for line in models)], [other.id]]
 
 
+def test_a_cause_is_shown_by_the_chapter_that_is_about_its_place() -> None:
+    rule = "mm_rule, torch/distributed/tensor/_ops/_matrix_ops.py:1"
+    model = reports.finding("00000001", "module.tied mesh=2", where=rule)
+    op = reports.finding("00000002", "op.forward[mm] mesh=2 a=5x6:S(0)", where=rule)
+    (found,) = reports.report([], [model, op]).causes()
+    assert [line.id for line in found] == [op.id, model.id]
+
+
 def test_a_place_that_nearly_all_findings_at_two_places_pass_is_their_cause() -> None:
     check, index, plan = (
         f"{name}, torch/distributed/checkpoint/default_planner.py:{at}" for at, name in enumerate(("check", "index", "plan"))
