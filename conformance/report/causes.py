@@ -5,9 +5,8 @@ case. Findings at two places have one cause if
 
 - one place is among the likely places of nearly all findings at the other: code that calls a faulty function deviates too. Every
   redistribution goes through its planner, so within a chapter such findings must also have the features that all findings at the planner
-  share;
-- a third place, which is no step of redistributions, is among the likely places of nearly all of both, and findings at few other places
-  pass it;
+  share. What findings at more places pass than there are findings at it is common code, and counts only if the places are few;
+- a third place, which is no step of redistributions and no common code, is among the likely places of nearly all of both;
 - both are methods of one class, and the smallest case of one has all features of the smallest case of the other;
 - the findings at one are gradients of ops whose forward deviates at the other;
 - they are in different chapters, and all have one feature that hardly any case of the run has;
@@ -19,8 +18,8 @@ A hang, or a finding at a place that every op goes through, joins another group 
 include those of the other. One or two findings join a group of many of their kind in their chapter, of which several pass their place too:
 nothing sets them apart. Findings without a place (no trace tells) have one cause if their errors are alike, and so do groups of which
 all show that error. They join the largest group that has their kind and whose first case, or whose cases in common, have no features that
-they lack, or of which a case shows the fault without features, in three chapters. In a backend that is not torch's the place is the
-collective.
+they lack; or that has most findings, in three chapters, one of which shows the fault without features. In a backend that is not torch's
+the place is the collective.
 """
 
 from __future__ import annotations
@@ -106,7 +105,8 @@ def _add_unplaced(lines: Sequence[FindingLine], groups: list[list[FindingLine]])
         same = [group for group in groups if error and {_error_of(line) for line in group} == {error}]
         groups = [group for group in groups if group not in same]
         merged = [*itertools.chain.from_iterable(same), *alike]
-        group = next((group for group in sorted(groups, key=len, reverse=True) if _could_be_of(merged, group)), None)
+        most = sum(map(len, groups)) / 2
+        group = next((group for group in sorted(groups, key=len, reverse=True) if _could_be_of(merged, group, len(group) >= most)), None)
         groups.append(merged) if group is None else group.extend(merged)
     return groups
 
@@ -137,7 +137,7 @@ def _put_frequent_place_first(group: list[FindingLine], run: _Run) -> None:
     size of their cases. In a backend the plainest case of the collective's own laws comes first. A place that is likely for more of them
     than any first place is takes its part."""
     named = Counter(place for line in group for place in {_place_of(line), *places_of(line)})
-    shown = _place_of(max(group, key=lambda line: (line.in_back_end, named[_place_of(line)])))
+    shown = _place_of(max(group, key=lambda line: (line.in_back_end, bool(_place_of(line)), named[_place_of(line)])))
     about = chapter_about(shown)
 
     def plainness(line: FindingLine) -> tuple[bool, int]:
@@ -177,13 +177,13 @@ def _is_same_fault(some: Sequence[FindingLine], others: Sequence[FindingLine], r
         return True
     if _are_gradients(some, others) or not set(_passed_by_most(some, run)).isdisjoint(_passed_by_most(others, run)):
         return True
-    return _pass_through(others, some) or _pass_through(some, others)
+    return _pass_through(others, some, run) or _pass_through(some, others, run)
 
 
-def _could_be_of(unplaced: Sequence[FindingLine], group: Sequence[FindingLine]) -> bool:
+def _could_be_of(unplaced: Sequence[FindingLine], group: Sequence[FindingLine], has_most: bool) -> bool:
     """Whether findings whose place is not known have kinds that the group has, and the features of its first finding, or those that all
-    its findings share. A fault that needs no features and shows in several chapters accounts for all of them."""
-    if len({chapter_of(line) for line in group}) >= MANY_CHAPTERS and not all(map(_needed_features, group)):
+    its findings share. A fault that needs no features, shows in several chapters and has most findings accounts for all of them."""
+    if has_most and len({chapter_of(line) for line in group}) >= MANY_CHAPTERS and not all(map(_needed_features, group)):
         return True
     kinds, has = {_broad_kind(line) for line in unplaced}, set.intersection(*map(_needed_features, unplaced))
     needed = (_needed_features(group[0]), set.intersection(*map(_needed_features, group)))
@@ -248,12 +248,12 @@ def _find_marks(lines: Sequence[FindingLine], cases: int, reached: Mapping[str, 
     return found
 
 
-def _pass_through(lines: Sequence[FindingLine], others: Sequence[FindingLine]) -> bool:
-    """Whether the place of ``others`` is among the likely places of nearly all ``lines``."""
+def _pass_through(lines: Sequence[FindingLine], others: Sequence[FindingLine], run: _Run) -> bool:
+    """Whether the place of ``others`` is no common code and among the likely places of nearly all ``lines``."""
     place, shared = _place_of(others[0]), set.intersection(*map(_needed_features, others))
     chapters = {chapter_of(line) for line in others} if is_redistribution_step(place) else set()
     relevant = (line for line in lines if shared <= _needed_features(line) or chapter_of(line) not in chapters)
-    return bool(place) and sum(place in places_of(line) for line in relevant) >= MIN_SHARE * len(lines)
+    return place not in run.common and sum(place in places_of(line) for line in relevant) >= MIN_SHARE * len(lines)
 
 
 def _passed_by_most(lines: Sequence[FindingLine], run: _Run) -> list[str]:
@@ -267,13 +267,14 @@ def _passed_by_most(lines: Sequence[FindingLine], run: _Run) -> list[str]:
     return [place for place, count in named.most_common() if count >= MIN_SHARE * len(lines)]
 
 
-def _find_common_places(lines: Iterable[FindingLine]) -> set[str]:
-    """The places that findings at many places pass."""
+def _find_common_places(lines: Sequence[FindingLine]) -> set[str]:
+    """The places that findings at many places pass, and at more places than there are findings at them."""
     passing: dict[str, set[str]] = {}
     for line in lines:
         for place in places_of(line):
             passing.setdefault(place, set()).add(_place_of(line))
-    return {place for place, firsts in passing.items() if len(firsts) > MAX_PASSING}
+    own = Counter(map(_place_of, lines))
+    return {place for place, firsts in passing.items() if len(firsts) > max(MAX_PASSING, own[place])}
 
 
 def _error_of(line: FindingLine) -> str:

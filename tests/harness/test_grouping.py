@@ -90,6 +90,9 @@ def test_code_that_findings_at_many_places_pass_is_no_cause() -> None:
     for number, groups in ((4, 1), (5, 5)):
         lines = [reports.finding(f"{at:08x}", where=place, places=[place, common]) for at, place in enumerate(firsts[:number])]
         assert len(reports.report([], lines).causes()) == groups
+    at_it = [reports.finding(f"{at:08x}", where=common, places=[common], features=["mesh-2d"]) for at in range(5, 11)]
+    assert len(reports.report([], [*lines, *at_it[:4]]).causes()) == 6
+    assert len(reports.report([], [*lines, *at_it]).causes()) == 1
 
 
 def test_one_finding_that_nothing_sets_apart_from_many_is_of_their_cause() -> None:
@@ -169,6 +172,8 @@ def test_findings_whose_place_is_not_known_join_the_group_whose_features_they_ha
     basic = [reports.finding(f"{at:08x}", f"{law} mesh=2", where=move, places=[move], features=[]) for at, law in enumerate(LAWS, 5)]
     assert len(reports.report([], [*basic, other]).causes()) == 1
     assert len(reports.report([], [*basic[:2], other]).causes()) == 2
+    apart = [reports.finding(f"{at:08x}", f"plan.{at} world=1", where=f"f{at}, a.py:1", features=["part"]) for at in range(8, 12)]
+    assert len(reports.report([], [*basic, other, *apart]).causes()) == 2 + len(apart)
 
 
 def test_what_makes_one_cause_of_several_places() -> None:
