@@ -295,9 +295,7 @@ def test_a_plainer_case_without_a_field_that_its_law_needs_is_left_out() -> None
 
 def test_of_every_plainer_case_that_fits_is_known_what_world_it_needs() -> None:
     for law in catalogue().values():
-        control = Case.parse(law.control)
-        assert nearby._fits_target(law, control, Limits(8))
-        for other in simpler_cases(control):
+        for other in simpler_cases(Case.parse(law.control)):
             if nearby._fits_target(law, other, Limits()):
                 law.needs_own_world(other)
 
