@@ -2,12 +2,13 @@
 
 The search starts from the first step whose result deviates from the reference: an op must give on shards what it gives on the global
 tensors, a redistribution must change no element. The place is what decided that step: the op's handler or sharding rule, or the planner of
-the redistribution. A function called by the rule comes before the rule if it ran lines that no holding case ran, and after it if few rules
-share it.
+the redistribution. A function called by the rule comes before the rule if it ran lines that no holding case ran, or if the rule returned its
+result, and after the rule if few rules share it.
 """
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -231,6 +232,7 @@ def _places_of_step(step: Step, evidence: Evidence, lines: LineCoverage) -> Iter
     yield from (place for place in lines.by_rarity(under) if lines.is_never_in_holding(place))
     yield from (place for place in under if place in evidence.answered and torch_trace.is_candidate(place))
     yield from [] if step.completed else lines.rarest_finder(under)
+    yield from _delegates(evidence, step.rule, below)
     yield step.rule
     yield from (place for place in below if 1 < count_calls(place) <= FEW_CALLS and torch_trace.is_candidate(place))
 
@@ -255,6 +257,34 @@ def functions_below(evidence: Evidence, rule: str) -> list[str]:
     for place in found:
         found += [each for each, by in evidence.callers.items() if place in by and each not in found and torch_trace.RULES in each]
     return [place for place in found if not torch_trace.is_generic(place)]
+
+
+def _delegates(evidence: Evidence, rule: str, below: Sequence[str]) -> list[str]:
+    """The functions whose result a rule returned as its own, the innermost first."""
+    found = [rule]
+    for place in found:
+        returned = {name for line, name in tail_calls(place).items() if line in evidence.visited.get(place, ())}
+        found += [each for each in below if each.partition(", ")[0] in returned and each not in found]
+    return found[:0:-1]
+
+
+@cache
+def tail_calls(place: str) -> dict[int, str]:
+    """By the line of each ``return`` of a function of torch that returns what another function does: the name of that function."""
+    file, _, first = place.partition(", ")[2].rpartition(":")
+    try:
+        tree = ast.parse((Path(torch.__file__).parents[1] / file).read_text("utf-8"))
+    except (OSError, SyntaxError):
+        return {}
+    begun = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and min(_lines(node)) == int(first))
+    returns = (node for function in begun for node in ast.walk(function) if isinstance(node, ast.Return))
+    calls = {node.lineno: node.value for node in returns if isinstance(node.value, ast.Call)}
+    return {line: call.func.id for line, call in calls.items() if isinstance(call.func, ast.Name)}
+
+
+def _lines(function: ast.FunctionDef) -> list[int]:
+    """The lines of a function's name and of its decorators."""
+    return [function.lineno, *(decorator.lineno for decorator in function.decorator_list)]
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,6 +107,26 @@ def test_a_helper_that_a_few_rules_share_comes_after_the_rule(monkeypatch: pytes
     }
     answers = (Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())
     assert find_places(verdict(*answers), [])[:2] == [RULE, few]
+
+
+def test_what_a_rule_returns_as_its_own_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "torch/distributed/tensor/_ops/_tail_ops.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "@register\ndef some_strategy(op):\n    if op.empty:\n        return other(op)\n    return reduce(op)\n\n"
+        "def reduce(op):\n    found = other(op)\n    return found\n\ndef other(op):\n    return 1\n"
+    )
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch/__init__.py"))
+    rule, reduces, others = (
+        f"{name}, torch/distributed/tensor/_ops/_tail_ops.py:{at}" for name, at in (("some_strategy", 1), ("reduce", 7), ("other", 11))
+    )
+    assert place.tail_calls(rule) == {4: "other", 5: "reduce"}
+    callers = {rule: frozenset[str](), reduces: frozenset({rule}), others: frozenset({rule, reduces})}
+    visited = {rule: frozenset({3, 5}), reduces: frozenset({8, 9}), others: frozenset({12})}
+    steps = ranks(right(), wrong()).items()
+    noted = {rank: Evidence(tuple(replace(step, rule=rule) for step in its), visited, callers) for rank, its in steps}
+    answers = (Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())
+    assert find_places(verdict(*answers), [])[:2] == [reduces, rule]
 
 
 def test_an_error_from_below_the_rule_is_put_down_to_the_rule_and_a_refusal_to_who_refused() -> None:
