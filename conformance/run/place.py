@@ -2,8 +2,8 @@
 
 The search starts from the first step whose result deviates from the reference: an op must give on shards what it gives on the global
 tensors, a redistribution must change no element. The place is what decided that step: the op's handler or sharding rule, or the planner of
-the redistribution. A function called by the rule comes before the rule if it ran lines that no holding case ran, or if the rule returned its
-result, and after the rule if few rules share it.
+the redistribution. A function called by the rule comes before the rule if it ran lines that no holding case ran, and right after it if the rule
+returned its result, or if few rules share it.
 """
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ def _places_of_step(step: Step, evidence: Evidence, lines: LineCoverage) -> Iter
     yield from (place for place in lines.by_rarity(under) if lines.is_never_in_holding(place))
     yield from (place for place in under if place in evidence.answered and torch_trace.is_candidate(place))
     yield from [] if step.completed else lines.rarest_finder(under)
-    yield from _delegates(evidence, step.rule, below)
     yield step.rule
+    yield from _delegates(evidence, step.rule, below)
     yield from (place for place in below if 1 < count_calls(place) <= FEW_CALLS and torch_trace.is_candidate(place))
 
 
@@ -260,12 +260,12 @@ def functions_below(evidence: Evidence, rule: str) -> list[str]:
 
 
 def _delegates(evidence: Evidence, rule: str, below: Sequence[str]) -> list[str]:
-    """The functions whose result a rule returned as its own, the innermost first."""
+    """The functions whose result a rule returned as its own, the outermost first."""
     found = [rule]
     for place in found:
         returned = {name for line, name in tail_calls(place).items() if line in evidence.visited.get(place, ())}
         found += [each for each in below if each.partition(", ")[0] in returned and each not in found]
-    return found[:0:-1]
+    return found[1:]
 
 
 @cache

@@ -109,7 +109,7 @@ def test_a_helper_that_a_few_rules_share_comes_after_the_rule(monkeypatch: pytes
     assert find_places(verdict(*answers), [])[:2] == [RULE, few]
 
 
-def test_what_a_rule_returns_as_its_own_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_rule_returns_as_its_own_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "torch/distributed/tensor/_ops/_tail_ops.py"
     file.parent.mkdir(parents=True)
     file.write_text(
@@ -126,7 +126,7 @@ def test_what_a_rule_returns_as_its_own_decided(tmp_path: Path, monkeypatch: pyt
     steps = ranks(right(), wrong()).items()
     noted = {rank: Evidence(tuple(replace(step, rule=rule) for step in its), visited, callers) for rank, its in steps}
     answers = (Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())
-    assert find_places(verdict(*answers), [])[:2] == [reduces, rule]
+    assert find_places(verdict(*answers), [])[:2] == [rule, reduces]
 
 
 def test_an_error_from_below_the_rule_is_put_down_to_the_rule_and_a_refusal_to_who_refused() -> None:
