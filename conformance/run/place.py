@@ -2,8 +2,8 @@
 
 The search starts from the first step whose result deviates from the reference: an op must give on shards what it gives on the global
 tensors, a redistribution must change no element. The place is what decided that step: the op's handler or sharding rule, or the planner of
-the redistribution. A function called by the rule comes before the rule if it ran lines that no holding case ran, and right after it if the rule
-returned its result, or if few rules share it.
+the redistribution. A function called by the rule comes before the rule if it ran lines that no holding case ran, and right after it if the
+rule returned its result, or if few rules share it.
 """
 
 from __future__ import annotations
