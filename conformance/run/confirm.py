@@ -95,7 +95,8 @@ class Confirmer:
     def _explain_by_cause(self, first: Verdict) -> Finding | None:
         """The finding, if a fresh world shows the deviation under the tracer where many findings of this run are, in the same way. The case
         is not shrunk, and no similar ones are tried: those findings have smaller cases."""
-        if not self.frequent_causes or first.kind in ("hang", "crash"):
+        _, *way = Finding.from_verdict(self.plan.law, first, first.case).cause
+        if way not in ([*cause[1:]] for cause in self.frequent_causes):
             return None
         verdict = _trace_case(self.pool, self.plan.law, first.case, first.signature)
         answer = first_deviating_answer(verdict) if verdict is not None else None

@@ -8,7 +8,6 @@ rule returned its result, or if few rules share it.
 
 from __future__ import annotations
 
-import ast
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -263,28 +262,9 @@ def _delegates(evidence: Evidence, rule: str, below: Sequence[str]) -> list[str]
     """The functions whose result a rule returned as its own, the outermost first."""
     found = [rule]
     for place in found:
-        returned = {name for line, name in tail_calls(place).items() if line in evidence.visited.get(place, ())}
+        returned = {name for line, name in torch_trace.tail_calls(place).items() if line in evidence.visited.get(place, ())}
         found += [each for each in below if each.partition(", ")[0] in returned and each not in found]
     return found[1:]
-
-
-@cache
-def tail_calls(place: str) -> dict[int, str]:
-    """By the line of each ``return`` of a function of torch that returns what another function does: the name of that function."""
-    file, _, first = place.partition(", ")[2].rpartition(":")
-    try:
-        tree = ast.parse((Path(torch.__file__).parents[1] / file).read_text("utf-8"))
-    except (OSError, SyntaxError):
-        return {}
-    begun = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and min(_lines(node)) == int(first))
-    returns = (node for function in begun for node in ast.walk(function) if isinstance(node, ast.Return))
-    calls = {node.lineno: node.value for node in returns if isinstance(node.value, ast.Call)}
-    return {line: call.func.id for line, call in calls.items() if isinstance(call.func, ast.Name)}
-
-
-def _lines(function: ast.FunctionDef) -> list[int]:
-    """The lines of a function's name and of its decorators."""
-    return [function.lineno, *(decorator.lineno for decorator in function.decorator_list)]
 
 
 @cache

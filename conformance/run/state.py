@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.run.certified_profile import CertifiedProfile
     from shardlaw.conformance.run.expectations import Expectations, TooWideEntry
 
-MANY_FINDINGS = 5  # at one place: further ones there are not shrunk
+FREQUENT = 5  # findings at one place: further ones there are not shrunk
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class RunState:
     def frequent_causes(self) -> frozenset[tuple[str, ...]]:
         """The causes of which many new findings so far are traced to a place in torch."""
         counts = Counter(found.cause for found in self.findings if found.status == "new" and found.places)
-        return frozenset(cause for cause, count in counts.items() if count >= MANY_FINDINGS)
+        return frozenset(cause for cause, count in counts.items() if count >= FREQUENT)
 
     def too_wide(self) -> list[TooWideEntry]:
         """The entries to refuse. Empty for one shard of a run: its few cases are no fair sample; ``shardlaw merge`` decides."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shardlaw.conformance.compat.trace import tail_calls
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor, pack, unpack
 from shardlaw.conformance.law.law import Limits
@@ -120,7 +121,7 @@ def test_what_a_rule_returns_as_its_own_comes_after_it(tmp_path: Path, monkeypat
     rule, reduces, others = (
         f"{name}, torch/distributed/tensor/_ops/_tail_ops.py:{at}" for name, at in (("some_strategy", 1), ("reduce", 7), ("other", 11))
     )
-    assert place.tail_calls(rule) == {4: "other", 5: "reduce"}
+    assert tail_calls(rule) == {4: "other", 5: "reduce"}
     callers = {rule: frozenset[str](), reduces: frozenset({rule}), others: frozenset({rule, reduces})}
     visited = {rule: frozenset({3, 5}), reduces: frozenset({8, 9}), others: frozenset({12})}
     steps = ranks(right(), wrong()).items()
