@@ -101,11 +101,12 @@ def agrees(want, got):
         return True$CASES
     return bool(want == got)
 
-def serve(rank, world, stage):
+def serve(rank, world, stage, joined):
     signal.alarm($SECONDS)  # ends a rank that does not answer
     returned = False
     try:
 $JOINING        dist.init_process_group("$BACKEND", f"file://{folder}/.{stage.__name__}", rank=rank, world_size=world)
+        joined.wait()  # a rank that ends at once would take those along that still look for it
         want, got = stage(rank)
         returned = True
         code = 0 if $RIGHT else 1
@@ -129,8 +130,9 @@ def judge(ends):
 if __name__ == "__main__":  # a process that an act starts reads this file again
     with tempfile.TemporaryDirectory() as folder:
         for world, stage in [$STAGES]:
-            fork = multiprocessing.get_context("fork").Process
-            ranks = [fork(None, serve, f"rank {rank}", (rank, world, stage)) for rank in range(world)]
+            fork = multiprocessing.get_context("fork")
+            joined = fork.Barrier(world)
+            ranks = [fork.Process(None, serve, f"rank {rank}", (rank, world, stage, joined)) for rank in range(world)]
             for rank in ranks:
                 rank.start()
             while alive := [rank.sentinel for rank in ranks if rank.exitcode is None]:
