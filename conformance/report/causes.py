@@ -165,7 +165,7 @@ def _group_key(line: FindingLine) -> str:
 
 
 def _size_key(line: FindingLine) -> tuple[bool, int, str]:
-    return line.note.startswith("not minimal"), len(line.text), line.text
+    return line.note.startswith(("not minimal", "not shrunk")), len(line.text), line.text
 
 
 def _is_same_fault(some: Sequence[FindingLine], others: Sequence[FindingLine], run: _Run) -> bool:

@@ -8,7 +8,7 @@ unconfirmed and is no finding.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.target import BACK_END
@@ -18,7 +18,7 @@ from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.law.law import Law
@@ -29,6 +29,7 @@ COSTS_A_WORLD = ("hang", "crash", "divergence")
 MAX_TRACES = 3  # tries to trace a case
 NOT_MINIMAL = "not minimal: no smaller case was found within the time for shrinking"
 NOT_SHRUNK = "a case of the law's own list, not shrunk"
+LIKE_MANY = "not shrunk: many findings of this run are at the same place"
 CERTIFIED_CASE = "a case of the certified list, not shrunk"
 
 
@@ -36,7 +37,7 @@ CERTIFIED_CASE = "a case of the certified list, not shrunk"
 class Confirmer:
     """Confirms the first verdict of each new signature. ``memory`` holds the verdicts of the first pass, ``is_known`` says whether an
     expectation covers a verdict, ``shares_plans`` whether ranks shared sharding plans in the first pass. ``wrong_collectives`` are those
-    that the backend was found to do wrong, ``frequent_causes`` the causes of which the run has many findings."""
+    that the backend was found to do wrong, ``frequent_causes`` the causes of which the run has many findings, and whether one is minimal."""
 
     plan: Plan
     pool: Pool
@@ -44,7 +45,7 @@ class Confirmer:
     is_known: Callable[[Verdict], bool]
     shares_plans: bool = False
     wrong_collectives: frozenset[str] = frozenset()
-    frequent_causes: frozenset[tuple[str, ...]] = frozenset()
+    frequent_causes: Mapping[tuple[str, ...], bool] = field(default_factory=dict)
 
     def confirm(self, first: Verdict, is_drawn: bool, seconds: float) -> Finding | None:
         """The finding for ``first``, or ``None`` if no fresh world reproduces it, with or without history.
@@ -52,7 +53,7 @@ class Confirmer:
         ``seconds`` limits the shrinking of the case or of its history, and again the tracing of similar cases.
         """
         law = self.plan.law
-        if (explained := self._explain_by_collective(first) or self._explain_by_cause(first)) is not None:
+        if (explained := self._explain_by_collective(first) or self._explain_by_cause(first, is_drawn)) is not None:
             return explained
         again = self.pool.check_fresh(law, first.case)
         if (
@@ -92,19 +93,20 @@ class Confirmer:
         note = f"not shrunk: it calls {', '.join(sorted(wrong))}, which the back end does wrong"
         return replace(self._blame_back_end(found, verdict, answer), confirmed=(0, 0) if used else (1, 1), note=note)
 
-    def _explain_by_cause(self, first: Verdict) -> Finding | None:
+    def _explain_by_cause(self, first: Verdict, is_drawn: bool) -> Finding | None:
         """The finding, if a fresh world shows the deviation under the tracer where many findings of this run are, in the same way. The case
-        is not shrunk, and no similar ones are tried: those findings have smaller cases."""
+        is not shrunk, and no similar ones are tried: those findings have smaller cases. A drawn case must not be the first to be shrunk."""
+        causes = [cause for cause, has_minimal in self.frequent_causes.items() if has_minimal or not is_drawn]
         _, *way = Finding.from_verdict(self.plan.law, first, first.case).cause
-        if way not in ([*cause[1:]] for cause in self.frequent_causes):
+        if way not in ([*cause[1:]] for cause in causes):
             return None
         verdict = _trace_case(self.pool, self.plan.law, first.case, first.signature)
         answer = first_deviating_answer(verdict) if verdict is not None else None
         if verdict is None or answer is None:
             return None
         found = self._add_places(Finding.from_verdict(self.plan.law, verdict, first.case), verdict, answer, near=lambda: [])
-        note = "; ".join(filter(None, ("not shrunk: many findings of this run are at the same place", found.note)))
-        return replace(found, confirmed=(1, 1), note=note) if found.cause in self.frequent_causes else None
+        note = "; ".join(filter(None, (LIKE_MANY, found.note)))
+        return replace(found, confirmed=(1, 1), note=note) if found.cause in causes else None
 
     def _blame_back_end(self, found: Finding, verdict: Verdict, first: Answer) -> Finding:
         return replace(found, where=f"{BACK_END}{self.pool.target.backend}", calls=collectives_called(verdict), trace=first.trace)

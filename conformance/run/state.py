@@ -206,10 +206,11 @@ class RunState:
         wrong = (found for found in self.findings if found.status == "new" and found.where.startswith(BACK_END))
         return frozenset(name for found in wrong if found.kind == "wrong-value" for name in found.collectives)
 
-    def frequent_causes(self) -> frozenset[tuple[str, ...]]:
-        """The causes of which many new findings so far are traced to a place in torch."""
-        counts = Counter(found.cause for found in self.findings if found.status == "new" and found.places)
-        return frozenset(cause for cause, count in counts.items() if count >= FREQUENT)
+    def frequent_causes(self) -> dict[tuple[str, ...], bool]:
+        """The causes of which many new findings so far are traced to a place in torch; of each, whether one of these is minimal."""
+        placed = [found for found in self.findings if found.status == "new" and found.places]
+        minimal = {found.cause for found in placed if found.minimal}
+        return {cause: cause in minimal for cause, count in Counter(found.cause for found in placed).items() if count >= FREQUENT}
 
     def too_wide(self) -> list[TooWideEntry]:
         """The entries to refuse. Empty for one shard of a run: its few cases are no fair sample; ``shardlaw merge`` decides."""

@@ -150,7 +150,11 @@ def test_where_many_findings_are_a_further_one_is_traced_once_and_not_shrunk(mon
     whole = confirmer.confirm(large, is_drawn=True, seconds=10.0)
     assert whole is not None
     assert whole.minimal
-    confirmer.frequent_causes, before = frozenset({whole.cause}), pool.calls
+    confirmer.frequent_causes = {whole.cause: False}
+    first = confirmer.confirm(large, is_drawn=True, seconds=10.0)
+    assert first is not None
+    assert first.minimal  # as none at that place is yet
+    confirmer.frequent_causes, before = {whole.cause: True}, pool.calls
     again, other = (confirmer.confirm(verdict, is_drawn=True, seconds=10.0) for verdict in (large, edge))
     assert again is not None
     assert (again.case, again.minimal, again.where, again.confirmed) == (large.case, False, whole.where, (1, 1))
