@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -21,6 +21,15 @@ class TracedTensor:
     mesh: str
     placements: str
     local: torch.Tensor
+
+
+def traced_tensors(value: Any) -> Iterator[TracedTensor]:
+    """Yield the traced tensors in a value, and in its lists, tuples and dicts."""
+    if isinstance(value, TracedTensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from traced_tensors(each)
 
 
 @dataclass

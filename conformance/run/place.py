@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from shardlaw.conformance.compat import trace as torch_trace
-from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor
+from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor, traced_tensors
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Verdict
 from shardlaw.conformance.run.deviating_step import first_deviating_step
@@ -114,10 +114,11 @@ def _candidate_places(verdict: Verdict, first: Answer, evidence: Evidence, lines
 def _places_at_home(verdict: Verdict, home: Sequence[str], evidence: Evidence, lines: LineCoverage) -> Iterator[str]:
     """Yield the places in the files of the law's chapter, ``home``, the likeliest first."""
     law, about_ops = verdict.case.law, torch_trace.is_about_ops(verdict.case.law)
+    # a comparison that a case goes by decides what it does; a check can only refuse
+    yield from _failed_checks(filter(torch_trace.is_comparison, home), evidence)
     if not about_ops:
         yield from reversed([place for place in home if lines.runs_new_lines(place)])
-    # a comparison that a case goes by decides what it does; a check can only refuse
-    yield from _failed_checks(home if verdict.kind == "wrong-error" else filter(torch_trace.is_comparison, home), evidence)
+    yield from _failed_checks(home if verdict.kind == "wrong-error" else (), evidence)
     if verdict.kind == "wrong-error":
         relevant = (place for place in evidence.visited if law.startswith("mesh.") or not torch_trace.is_about_meshes(place))
         yield next(filter(torch_trace.is_candidate, relevant), "")
@@ -226,6 +227,9 @@ def _places_of_step(step: Step, evidence: Evidence, lines: LineCoverage) -> Iter
     if step.rule.partition(", ")[2] not in {place.partition(", ")[2] for place in evidence.visited}:  # the rule was not asked
         yield from (place for place in evidence.visited if torch_trace.plans_op(place) and step.rule_asked)
         return
+    earlier = itertools.takewhile(lambda other: other is not step, evidence.steps)
+    if any(other.name == step.name and _layouts(other) == _layouts(step) for other in earlier):
+        yield step.rule  # the earlier call was right: what the op's plans are remembered by is given beside its rule
     below = functions_below(evidence, step.rule)
     under = [place for place in below if count_calls(place) <= 1]
     yield from (place for place in lines.by_rarity(under) if lines.is_never_in_holding(place))
@@ -234,6 +238,11 @@ def _places_of_step(step: Step, evidence: Evidence, lines: LineCoverage) -> Iter
     yield step.rule
     yield from _delegates(evidence, step.rule, below)
     yield from (place for place in below if 1 < count_calls(place) <= FEW_CALLS and torch_trace.is_candidate(place))
+
+
+def _layouts(step: Step) -> list[tuple[object, ...]]:
+    """The shapes, meshes and placements of a step's operands."""
+    return [(each.shape, each.mesh, each.placements) for each in traced_tensors(step.arguments)]
 
 
 def _placement_calls(step: Step) -> list[str]:

@@ -110,6 +110,16 @@ def test_a_helper_that_a_few_rules_share_comes_after_the_rule(monkeypatch: pytes
     assert find_places(verdict(*answers), [])[:2] == [RULE, few]
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_of_an_op_that_was_right_before_the_rule_comes_first_whatever_it_called(again: bool) -> None:
+    helper = "_needs_reduce, torch/distributed/tensor/_ops/_some_ops.py:2"
+    visited, callers = dict.fromkeys((RULE, helper), frozenset({1})), {RULE: frozenset[str](), helper: frozenset({RULE})}
+    steps = ranks(right() if again else right("aten.abs.default"), wrong()).items()
+    noted = {rank: Evidence(its, visited, callers, answered=frozenset({helper})) for rank, its in steps}
+    answers = (Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())
+    assert find_places(verdict(*answers), [])[:2] == ([RULE, helper] if again else [helper, RULE])
+
+
 def test_what_a_rule_returns_as_its_own_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "torch/distributed/tensor/_ops/_tail_ops.py"
     file.parent.mkdir(parents=True)
@@ -191,7 +201,7 @@ def test_a_rule_that_asks_for_a_dim_that_is_not_there_is_named_before_what_fails
     assert refusal(begun, replace(inner, missing_dim=False), frames=frames)[0] != RULE
 
 
-def test_lines_that_no_holding_case_ran_come_first_then_comparisons_then_what_does_most() -> None:
+def test_comparisons_come_first_then_lines_that_no_holding_case_ran_then_what_does_most() -> None:
     checks, compares, keeps = (
         f"{name}, torch/distributed/checkpoint/planner.py:{at}"
         for at, name in enumerate(("_check_bounds", "_compare_plans", "dedup_plans"))
@@ -205,7 +215,7 @@ def test_lines_that_no_holding_case_ran_come_first_then_comparisons_then_what_do
         return Verdict(law, status, kind, "result", "", "", (answer,))  # type: ignore[arg-type]
 
     held = answered(5, status="held")
-    assert find_places(answered(5, 6), [held]) == [checks, compares, keeps]
+    assert find_places(answered(5, 6), [held]) == [compares, checks, keeps]
     assert find_places(answered(5), [held]) == [compares, keeps, checks]
     assert set(find_places(answered(5, kind="wrong-error"), [held])[:2]) == {compares, checks}
 
