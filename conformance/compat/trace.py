@@ -168,19 +168,31 @@ def _first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 @cache
-def tail_calls(place: str) -> dict[int, str]:
-    """By the line of each ``return`` of a function of torch that returns what another function does: the name of that function."""
+def _functions_at(place: str) -> list[ast.FunctionDef]:
+    """The syntax tree of a function of torch, as a list; empty if there is none at its line."""
     import torch
 
     file, _, first = _file(place).rpartition(":")
     try:
         tree = ast.parse((Path(torch.__file__).parents[1] / file).read_text("utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError):
-        return {}
-    begun = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and _first_line(node) == int(first))
-    returns = (node for function in begun for node in ast.walk(function) if isinstance(node, ast.Return))
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and _first_line(node) == int(first)]
+
+
+@cache
+def tail_calls(place: str) -> dict[int, str]:
+    """By the line of each ``return`` of a function of torch that returns what another function does: the name of that function."""
+    returns = (node for function in _functions_at(place) for node in ast.walk(function) if isinstance(node, ast.Return))
     calls = {node.lineno: node.value for node in returns if isinstance(node.value, ast.Call)}
     return {line: call.func.id for line, call in calls.items() if isinstance(call.func, ast.Name)}
+
+
+@cache
+def names_in(place: str) -> frozenset[str]:
+    """The names that the source of a function of torch mentions; empty if there is no function at its line."""
+    nodes = (node for function in _functions_at(place) for node in ast.walk(function))
+    return frozenset(node.id if isinstance(node, ast.Name) else node.attr for node in nodes if isinstance(node, (ast.Name, ast.Attribute)))
 
 
 def is_backward(place: str) -> bool:

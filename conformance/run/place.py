@@ -235,6 +235,7 @@ def _places_of_step(step: Step, evidence: Evidence, lines: LineCoverage) -> Iter
     yield from (place for place in lines.by_rarity(under) if lines.is_never_in_holding(place))
     yield from (place for place in under if place in evidence.answered and torch_trace.is_candidate(place))
     yield from [] if step.completed else lines.rarest_finder(under)
+    yield from _handed(evidence, step.rule, below)
     yield step.rule
     yield from _delegates(evidence, step.rule, below)
     yield from (place for place in below if 1 < count_calls(place) <= FEW_CALLS and torch_trace.is_candidate(place))
@@ -265,6 +266,18 @@ def functions_below(evidence: Evidence, rule: str) -> list[str]:
     for place in found:
         found += [each for each, by in evidence.callers.items() if place in by and each not in found and torch_trace.RULES in each]
     return [place for place in found if not torch_trace.is_generic(place)]
+
+
+def _handed(evidence: Evidence, rule: str, below: Sequence[str]) -> list[str]:
+    """The functions that a rule calls without naming them: they were handed to it, and tell its op from others of the same rule. Where a
+    table names the rule's ops, it is the table that does."""
+    name, _, spot = rule.partition(", ")
+    own = {place for place in below if place.partition(", ")[2] == spot and place.startswith(name)}
+    called = [place for place in below if not own.isdisjoint(evidence.callers.get(place, ()))]
+    lambdas = {place for place in called if place.startswith("<lambda>")}
+    called += [place for place in below if not lambdas.isdisjoint(evidence.callers.get(place, ()))]
+    named = torch_trace.names_in(rule)
+    return [place for place in called if torch_trace.is_candidate(place) and place.partition(", ")[0].rpartition(".")[2] not in named]
 
 
 def _delegates(evidence: Evidence, rule: str, below: Sequence[str]) -> list[str]:

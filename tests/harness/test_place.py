@@ -110,6 +110,27 @@ def test_a_helper_that_a_few_rules_share_comes_after_the_rule(monkeypatch: pytes
     assert find_places(verdict(*answers), [])[:2] == [RULE, few]
 
 
+@pytest.mark.parametrize(("rule", "handed"), [("register_map", True), ("register_map.rule", True), ("table_of_ops", False)])
+def test_what_is_handed_to_a_rule_comes_before_it(rule: str, handed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "torch/distributed/tensor/_ops/_handed_ops.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "def register_map(maps):\n    def rule(op):\n        return helper(maps[op](op))\n    return rule\n\n"
+        "def helper(op):\n    return op\n\ndef squeeze_map(op):\n    return op\n\nMAPS = {1: lambda op: squeeze_map(op)}\n"
+    )
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch/__init__.py"))
+    where = "torch/distributed/tensor/_ops/_handed_ops.py"
+    own, helper, maps, made = (
+        f"{name}, {where}:{at}" for name, at in (("register_map.rule", 2), ("helper", 6), ("squeeze_map", 9), ("<lambda>", 12))
+    )
+    callers = {own: frozenset[str](), helper: frozenset({own}), maps: frozenset({made}), made: frozenset({own})}
+    steps = ranks(right("aten.abs.default"), wrong()).items()
+    visited = dict.fromkeys(callers, frozenset({3}))
+    noted = {rank: Evidence(tuple(replace(step, rule=f"{rule}, {where}:2") for step in its), visited, callers) for rank, its in steps}
+    places = find_places(verdict(*(Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())), [])
+    assert places[0] == (maps if handed else f"{rule}, {where}:2")
+
+
 @pytest.mark.parametrize("again", [True, False])
 def test_of_an_op_that_was_right_before_the_rule_comes_first_whatever_it_called(again: bool) -> None:
     helper = "_needs_reduce, torch/distributed/tensor/_ops/_some_ops.py:2"
