@@ -77,9 +77,14 @@ def first_deviating_answer(verdict: Verdict) -> Answer | None:
 
 
 def add_decision(place: str, trace: Sequence[str]) -> str:
-    """A place with the placements that it asked for and returned, from the last line of a trace that has them."""
+    """A place with the placements that it asked for and returned, or the last rule of its file did, from the last line of a trace that has
+    them."""
     decisions = [line.partition(": ")[2] for line in trace if line.startswith("op ")]
-    return next((line for line in reversed(decisions) if line.startswith(place)), place)
+    for name in (place, place.partition(", ")[2].rpartition(":")[0] + ":"):
+        for line in reversed(decisions):
+            if name in line:
+                return ",".join([place, *line.split(",")[2:]])
+    return place
 
 
 def _hang_places(verdict: Verdict) -> Iterator[str]:

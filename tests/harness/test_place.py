@@ -298,6 +298,8 @@ def test_a_place_says_what_its_rule_asked_for() -> None:
     line = f"op aten.neg.default(S(0)): {RULE}, asked for R and claimed R"
     assert add_decision(RULE, [line]) == f"{RULE}, asked for R and claimed R"
     assert add_decision(PLANNER, [line]) == PLANNER
+    helper = "helper, torch/distributed/tensor/_ops/_some_ops.py:9"
+    assert add_decision(helper, [line]) == f"{helper}, asked for R and claimed R"
 
 
 def test_evidence_travels_as_bytes() -> None:
