@@ -281,9 +281,16 @@ COMPLEX = """
 2 | a=4x3:S(0):complex64:small | mul(a,1j) sub(a,2j) div(a,1j) eq(a,1j) ne(a,1j) pow(a,2j) full_like(a,1j) a.fill_(1j)
 """
 
+# what is written has size 1 along the sharded dim
+BROADCAST = """
+2 | a=4x6:S(1) i=3:R:int64:index4 s=3x1:R | a.index_put_((i,),s) setitem(a,i,s) setitem(a,slice(1,4),s)
+2 | a=4x6:S(1) s=4x1:R | a.copy_(s) a.add_(s) setitem(a,gt(s,1),5)
+2 | a=6x4:S(0) s=1x4:R | a.copy_(s) a.mul_(s) setitem(a,...,s) slice_scatter(a,s,0,2,3)
+"""
+
 FORWARD = (
     RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OUTSIDE + OWN_RULES + KEPT + NAMED + SLICED + SOLID + EXTREMES
-    + BETWEEN + REGROUPED + SIZES + LOOSE + SQUEEZED + UNDER_OPTIONS + UNLIKE_DIMS + LOOKED_UP + REARRANGED + COMPLEX
+    + BETWEEN + REGROUPED + SIZES + LOOSE + SQUEEZED + UNDER_OPTIONS + UNLIKE_DIMS + LOOKED_UP + REARRANGED + COMPLEX + BROADCAST
 )  # fmt: skip
 
 # views and other ops, for torch's modes

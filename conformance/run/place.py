@@ -187,7 +187,7 @@ def _places_of_error(evidence: Evidence, lines: LineCoverage) -> Iterator[str]:
         decomposed = (torch_trace.plans_decomposition(step.rule) for step in unfinished)
         yield from itertools.compress(forward_rules, decomposed)
         yield from rules
-    yield from (frame for frame in frames if not torch_trace.only_forwards(frame) and not torch_trace.is_generic(frame))
+    yield from (frame for frame in frames if torch_trace.identifies_cause(frame) and not torch_trace.only_forwards(frame))
     yield from rules
     yield from frames
 

@@ -350,7 +350,7 @@ VARIANTS = {
         ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"), _coalesced(_reduce_scatter),
         "reduce_scatter", f"reduces and scatters several tensors separately{ONE_BY_ONE}", ONE,
         {"min_dims": 2, "expanded": False, "reduces": True}, coalesced=True,
-        corners=(DIM, f"{ONE} then=1", ZEROED),
+        corners=(DIM, f"{ONE} then=1", ZEROED, f"{ONE} then=-1"),
     ),
     "all_gather_autograd": Variant(
         ("all_gather_single_autograd", "all_gather_tensor_autograd"), _all_gather, "reduce_scatter",

@@ -50,6 +50,9 @@ LOOKUPS = {
     "max-to-the-last": lambda ids, table: look_up_bags(ids, table, [0, 1, 6], "max", include_last_offset=True),
     "sum-of-none": lambda ids, table: look_up_bags(ids, table, [0, 2, 2], "sum"),
     "mean-of-none": lambda ids, table: look_up_bags(ids, table, [0, 2, 2], "mean"),
+    "weighted-by-bags": lambda ids, table: look_up_bags(
+        ids, table, [0, 2, 5], "sum", per_sample_weights=bag_weights(ids).flatten()
+    ),
 }
 TABLES = (
     "world=3 x=8x5:-:float32:small spec=chunk(0)@2,0,1",
