@@ -24,6 +24,7 @@ def _files(root: str, names: str) -> tuple[str, ...]:
 
 # where shards are cut, gathered and reduced
 MOVES = _files("tensor/", "placement_types.py _redistribute.py")
+CUTS = _files("tensor/", "placement_types.py _collective_utils.py")
 # ops that have a kernel of their own beside their rule
 HANDLERS = _files("tensor/", "_nonlinear_redux.py _tp_conv.py")
 CHECKPOINTS = _files("", "checkpoint/ _state_dict_utils.py")
@@ -275,8 +276,13 @@ def is_redistribution(place: str) -> bool:
 
 
 def is_redistribution_step(place: str) -> bool:
-    """Whether it is part of redistributions: a planner, or a method of a placement."""
-    return _file(place).startswith(MOVES)
+    """Whether it is part of redistributions: their entry, a planner, or a method of a placement."""
+    return _file(place).startswith(MOVES) or place.startswith("DTensor.redistribute, ")
+
+
+def cuts_shards(place: str) -> bool:
+    """Whether it is a method of a placement, or a helper that cuts, pads and fills shards."""
+    return _file(place).startswith(CUTS) and is_candidate(place)
 
 
 def is_home(place: str, chapter: str) -> bool:

@@ -224,6 +224,7 @@ def _places_of_step(step: Step, evidence: Evidence, lines: LineCoverage) -> Iter
         methods = _placement_calls(step)
         merged = [call for call in step.calls if torch_trace.MERGES_MOVES.match(call)]
         changes = _count_changed_dims(step)
+        yield from (place for place in evidence.visited if torch_trace.cuts_shards(place) and lines.runs_new_lines(place))
         yield from merged if len(methods) < changes else [step.rule] if changes > 1 else []
         yield from methods
         yield step.rule

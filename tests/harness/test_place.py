@@ -93,6 +93,16 @@ def heard(steps: tuple[Step, ...], visited: dict[str, frozenset[int]], **more: o
     return Evidence(steps, visited, {place: frozenset() for place in visited}, **more)  # type: ignore[arg-type]
 
 
+def test_a_redistribution_is_put_down_to_what_cuts_shards_on_lines_that_no_holding_case_ran() -> None:
+    fills = "fill_empty_tensor_to_shards, torch/distributed/tensor/_collective_utils.py:268"
+    wrong_move = tuple(move(local, torch.zeros(4)) for local in halves(FULL))
+    lines = {rank: {METHOD: frozenset({1}), fills: frozenset({2, 3})} for rank in range(2)}
+    answers = [Answer(rank, "deviates", evidence=heard(its, lines[rank])) for rank, its in ranks(wrong_move).items()]  # type: ignore[arg-type]
+    held = replace(verdict(Answer(0, "held", evidence=heard((), {METHOD: frozenset({1}), fills: frozenset({2})}))), status="held")
+    assert find_places(verdict(*answers), [held])[:2] == [fills, METHOD]
+    assert find_places(verdict(*answers), [])[0] == METHOD
+
+
 def test_the_rule_of_the_op_that_departs_is_named() -> None:
     noted = {rank: heard(its, {RULE: frozenset({1})}) for rank, its in ranks(right(), wrong()).items()}
     answers = (Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())
