@@ -37,7 +37,7 @@ CERTIFIED_CASE = "a case of the certified list, not shrunk"
 class Confirmer:
     """Confirms the first verdict of each new signature. ``memory`` holds the verdicts of the first pass, ``is_known`` says whether an
     expectation covers a verdict, ``shares_plans`` whether ranks shared sharding plans in the first pass. ``wrong_collectives`` are those
-    that the backend was found to do wrong, ``frequent_causes`` the causes of which the run has many findings, and whether one is minimal."""
+    that the backend was found to do wrong, ``frequent_causes`` the causes with many findings, and whether one is minimal."""
 
     plan: Plan
     pool: Pool
