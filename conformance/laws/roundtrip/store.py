@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 
 from shardlaw.conformance.law.due import Either, Of
-from shardlaw.conformance.law.fields import Field, Folder, Rank, WorldSize
+from shardlaw.conformance.law.fields import Field, Folder, Rank, Word, WorldSize
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
@@ -50,6 +50,7 @@ METADATA = (
     "mesh=2@0,2 x=5:S(0) a=3:- b=0x2:S(1) files=item",
     "mesh=1 x=5x2:S(0) a=():R state={x:x,a:a,k:{p:{q:None}}}",
     "mesh=2x2@0,2,1,3 x=7x3:S(0),S(0) a=8:_S(0,2),S(0) b=4:S(0),R dedup=lowest",
+    "mesh=2 x=5:- a=4:- trained=x",
 )
 READS = (
     "mesh=2 mesh.load=3 x=5x6:S(0) a=7:S(0):int64 b=():R to.x=S(1) to.a=S(0) to.b=R",
@@ -127,9 +128,19 @@ def stored_offsets(metadata: Any) -> dict[str, list[Any]]:
     draw=trips,
     draws=4,
 )
-def metadata(state: Saved, writer: Writer, reader: Reader, planner: SavePlanner, in_files: InFiles, folder: Folder):
-    """The metadata has every leaf; the chunks of a tensor are its shards and tile it, and are disjoint in the files. A
-    save returns what is read of it afterwards."""
+def metadata(
+    state: Saved,
+    writer: Writer,
+    reader: Reader,
+    planner: SavePlanner,
+    in_files: InFiles,
+    folder: Folder,
+    trained: Word = "",
+):
+    """The metadata has every leaf and tells which tensors require a gradient; the chunks of a tensor are its shards and
+    tile it, and are disjoint in the files. A save returns what is read of it afterwards."""
+    if trained:
+        state[trained].requires_grad_()
     returned = save(state, writer(folder), planner)
     metadata = reader(folder).read_metadata()
     leaves = metadata.state_dict_metadata
@@ -141,6 +152,7 @@ def metadata(state: Saved, writer: Writer, reader: Reader, planner: SavePlanner,
     described = {
         "names": sorted(leaves),
         "tensors": {name: (tuple(leaf.size), leaf.properties.dtype) for name, leaf in tensors.items()},
+        "trained": [name for name, leaf in tensors.items() if leaf.properties.requires_grad],
         "chunks": {name: [chunk for chunk in all_chunks if 0 not in chunk[1]] for name, all_chunks in chunks.items()},
         "paths": metadata.planner_data,
     }
@@ -161,13 +173,14 @@ def metadata(state: Saved, writer: Writer, reader: Reader, planner: SavePlanner,
 
 
 @metadata.due
-def _(state: Contents):
+def _(state: Contents, trained):
     leaves = flatten(state.tree)
     tensors = {name: leaf.name for name, (_, leaf) in leaves.items() if isinstance(leaf, Slot)}
     specs = state.end.specs
     return {
         "names": Of(sorted(leaves)),
         "tensors": Of({name: (specs[slot].shape, specs[slot].torch_dtype) for name, slot in tensors.items()}),
+        "trained": Of([trained] if trained else []),
         "chunks": Of({name: sorted(boxes_values(chunks_of(state, slot))) for name, slot in tensors.items()}),
         "paths": Of({name: path for name, (path, _) in leaves.items()}),
         "returned otherwise": [],
