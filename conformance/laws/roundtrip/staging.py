@@ -87,6 +87,25 @@ def make_tagged() -> SimpleNamespace:
     return SimpleNamespace(kept=tensor)
 
 
+class Numbered:
+    """An object whose state is made when it is asked for."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"Numbered({self.number})"
+
+
+class Summary(Tally):
+    """An object with a state to look at, which cannot be loaded."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count()}
+
+
 COMPLEX = (1 + 2j, 3 - 4j)
 # functions that make a value
 VALUES: dict[str, Callable[[], Any]] = {
@@ -115,14 +134,20 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "method": make_bound,
     "tagged": make_tagged,
 }
+# functions that make a value that a copy in another dtype, by an address in use again, or of its state would change
+EXACT: dict[str, Callable[[], Any]] = {
+    "count": lambda: torch.tensor(2**24 + 1),
+    "several": lambda: [Numbered(number) for number in range(6)],
+    "summary": Summary,
+}
 
 
 STAGED = tuple(
     f"mesh={2 if at % 3 else 1} x=5:S(0) value={name} async={how}"
     for how in ("stager", "writer")
     for at, name in enumerate(VALUES)
-) + tuple(f"mesh=1 x=5:S(0) value={name} async={how}" for name in OBJECTS for how in ("stager", "writer"))
-MAKERS = VALUES | OBJECTS
+) + tuple(f"mesh=1 x=5:S(0) value={name} async={how}" for name in (*OBJECTS, *EXACT) for how in ("stager", "writer"))
+MAKERS = VALUES | OBJECTS | EXACT
 
 STAGED_AGAIN = (
     "mesh=2 x=5x2:S(0) a=4:R state={x:x,d:{a:a,n:1}}",
