@@ -295,11 +295,12 @@ def __getattr__(key: str) -> Any:
     return name(key)
 
 
-def writer_with_transforms(folder: str, transforms: list[Any], **options: Any) -> Any:
-    """A writer of files that applies these stream transforms."""
+def writer_with_transforms(folder: str, transforms: list[Any], storage: str = "", **options: Any) -> Any:
+    """A writer of files, or of the storage ``fsspec``, that applies these stream transforms."""
     from torch.distributed.checkpoint import FileSystemWriter
 
-    return FileSystemWriter(folder, _extensions=transforms, **options)
+    writer = name("fsspec_writer") if storage == "fsspec" else FileSystemWriter
+    return writer(folder, _extensions=transforms, **options)
 
 
 def reader_with_transforms(folder: str, registry: Any = None) -> Any:

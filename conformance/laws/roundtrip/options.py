@@ -16,14 +16,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Meaningless, Of
+from shardlaw.conformance.law.due import Meaningless, Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank, Word
 from shardlaw.conformance.law.law import Limits
-from shardlaw.conformance.laws.checkpoint.calls import load, save
+from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved, StateField, WriterOptions
+from shardlaw.conformance.laws.checkpoint.fields import Destination, Newer, Saved, StateField, WriterOptions
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, add_load, due_loaded, save_act, trip_law, trips
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, add_load, save_act, trip_law, trips
 
 DOCS = "torch.distributed.checkpoint docs"
 HF_DTYPES = ("float32", "float64", "bfloat16", "int64", "bool")
@@ -136,7 +136,8 @@ class InMemoryField(StateField):
 
 @trip_law(
     "fsspec",
-    source=f"{DOCS}, save: infers the writer from checkpoint_id; FsspecWriter, FsspecReader",
+    source=f"{DOCS}, save: infers the writer from checkpoint_id; FsspecWriter: overwrite, single_file_per_rank; "
+    "FsspecReader",
     control="mesh=2 x=5:S(0) a=4:R through=files",
     texts=FSSPEC,
     stages=fsspec_worlds,
@@ -145,6 +146,7 @@ class InMemoryField(StateField):
 )
 def fsspec(
     state: Saved,
+    newer: Newer,
     loaded: Annotated[dict[str, Any], InMemoryField("load", fill="poison")],
     options: WriterOptions,
     folder: Folder,
@@ -152,7 +154,7 @@ def fsspec(
     id: Word = "",
 ):
     """A checkpoint through fsspec, in files or in memory, by a writer and reader or by its checkpoint_id, loads as
-    saved."""
+    saved; a save over it with overwrite=False is refused on all ranks."""
     urls = {
         "memory": f"memory://{uuid.uuid4().hex}",
         "folder": f"{folder}/through",
@@ -163,24 +165,31 @@ def fsspec(
         save(state, None, checkpoint_id=url)
     else:
         save(state, compat.fsspec_writer(url, **{"sync_files": False, **options}))
+    refused = caught(lambda: save(newer, compat.fsspec_writer(url, sync_files=False, overwrite=False)))
     if through == "memory":
         load(loaded, None if id else compat.fsspec_reader(url), **({"checkpoint_id": url} if id else {}))
-    return {"loaded": loaded}
+    return {"save over it": refused, "loaded": loaded}
 
 
 @fsspec.due
 def _(loaded):
     require_package("fsspec")
-    return {"loaded": loaded}
+    return {"save over it": Refused((CheckpointFailed,)), "loaded": loaded}
 
 
 @fsspec.then
-def _(state: Destination, folder: Folder, through: Word, id: Word = ""):
+def _(state: Destination, folder: Folder, through: Word, id: Word = "", files: Word = "rank"):
     url = f"{'file://' if through == 'files' else ''}{folder}/through"
-    return {"loaded": load(state, None if id else compat.fsspec_reader(url), **({"checkpoint_id": url} if id else {}))}
+    paths = [info.relative_path for info in compat.fsspec_reader(url).read_metadata().storage_data.values()]
+    return {
+        "loaded": load(state, None if id else compat.fsspec_reader(url), **({"checkpoint_id": url} if id else {})),
+        "a file for each item": files != "item" or len({*paths}) == len(paths),
+    }
 
 
-fsspec.due(due_loaded)
+@fsspec.due
+def _(state):
+    return {"loaded": state, "a file for each item": Of(True, "wrong-layout")}
 
 
 def draw_safetensors(limits: Limits) -> SearchStrategy[Case]:
