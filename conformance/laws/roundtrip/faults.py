@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,11 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Meaningless, Of, Refused
-from shardlaw.conformance.law.fields import Field, Folder, ScriptArgument, Word, WorldSize
+from shardlaw.conformance.law.fields import Field, Folder, Rank, ScriptArgument, Word, WorldSize
 from shardlaw.conformance.laws.checkpoint import trip as t
-from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, caught_failure, load, save, wait_for_save
+from shardlaw.conformance.laws.checkpoint.calls import (
+    CheckpointFailed,
+    caught_failure,
+    convert_failures,
+    load,
+    save,
+    wait_for_save,
+)
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import (
     CheckpointId,
@@ -28,6 +37,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     Writer,
 )
 from shardlaw.conformance.laws.roundtrip.cases import add_load, after_save, trip_law
+from shardlaw.conformance.laws.roundtrip.options import require_package
 from shardlaw.conformance.laws.roundtrip.spies import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
@@ -96,6 +106,8 @@ FAILED_SAVES = (
     f"{TWO} at=finish ranks=0 error=exit",
     f"{THREE} at=write_data ranks=1 error=exit",
     f"{TWO} at=create_global_plan ranks=0 error=exit",
+    "mesh=2 x=5:S(0) a=4:R at=resolve_data ranks=1 storage=fsspec",
+    "mesh=2 x=5:S(0) a=4:R at=finish ranks=1 lead=1",
 )
 FAILED_OVERWRITES = (
     *_for_each_method(("set_up_planner", "create_local_plan", "create_global_plan", *WRITER[1:4]), TWO, THREE),
@@ -171,6 +183,12 @@ class SpyField(Field):
 FailingSpy = Annotated[Spy, SpyField()]
 
 
+def save_led(state: dict[str, Any], writer: Any, planner: Any, lead: int) -> None:
+    """Save a state by the deprecated call that takes the rank of the coordinator."""
+    with convert_failures():
+        dcp.save_state_dict(state, writer, coordinator_rank=lead, planner=planner)
+
+
 def describe_failure(error: Any, at: str) -> dict[str, Any]:
     """A failure: the error, the ranks that failed, those with another cause than the fault at ``at``, and the step."""
     if error is None:
@@ -226,13 +244,19 @@ def failed_save(
     reader: Reader,
     checkpoint_id: CheckpointId,
     folder: Folder,
+    rank: Rank,
     spy: FailingSpy,
     at: Word,
     how: Word = "",
+    storage: Word = "",
+    lead: int = 0,
 ):
     """Let a save fail, load what it left, and save again."""
-    watched, watched_planner = spy.watch(writer(folder), WRITER), spy.watch(planner, SAVE_PLANNER)
-    if how == "async":
+    to = compat.fsspec_writer(folder, sync_files=False) if storage == "fsspec" else writer(folder)
+    watched, watched_planner = spy.watch(to, WRITER), spy.watch(planner, SAVE_PLANNER)
+    if lead:
+        failed = caught_failure(lambda: save_led(state, watched, watched_planner, lead))
+    elif how == "async":
         failed = caught_failure(
             lambda: wait_for_save(dcp.async_save(state, storage_writer=watched, planner=watched_planner))
         )
@@ -240,15 +264,19 @@ def failed_save(
         options = {"use_collectives": False} if how == "alone" else {}
         options |= {"checkpoint_id": checkpoint_id(folder)} if at == "reset" else {}
         failed = caught_failure(lambda: save(state, watched, watched_planner, **options))
+    # a writer through fsspec removes the file that it was writing
+    torn = [name for name in os.listdir(folder) if name.startswith(f"__{rank}_")] if storage and spy.fails else []
     refused = caught_failure(lambda: load(leftover, reader(folder))) if failed else None
     save(state, writer(folder))
-    return {**describe_failure(failed, at), "leftover": refused}
+    return {**describe_failure(failed, at), "leftover": refused, "torn files": torn}
 
 
 @failed_save.due
-def _(state: Contents, spy, world: WorldSize, threads: int = 1):
+def _(state: Contents, spy, storage, world: WorldSize, threads: int = 1):
+    if storage:
+        require_package("fsspec")
     require_items(state.end, spy, world, threads)
-    return {**due_failure("write", spy, world), "leftover": Refused((CheckpointFailed,))}
+    return {**due_failure("write", spy, world), "leftover": Refused((CheckpointFailed,)), "torn files": Of([])}
 
 
 add_load(failed_save)
