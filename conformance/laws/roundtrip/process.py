@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
@@ -44,7 +45,8 @@ def end_children() -> int:
 
 @trip_law(
     "process",
-    source="torch.distributed.checkpoint docs, async_save: async_checkpointer_type, a Future that holds the Metadata",
+    source="torch.distributed.checkpoint docs, async_save: async_checkpointer_type, planner, a Future that holds the "
+    "Metadata",
     control="mesh=2 x=5:S(0) a=4:R",
     texts=PROCESS,
     stages=world_sizes,
@@ -63,7 +65,7 @@ def process(
     group: Literal["own"] | None = None,
 ):
     """A save in another process stores the values at the call; the future raises an error of that process, which then
-    serves further saves, also of a rank in a group of its own."""
+    serves further saves, with the given planner, also of a rank in a group of its own."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
     in_process: dict[str, Any] = {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
     try:
@@ -72,7 +74,10 @@ def process(
         metadata = wait_for_save(pending)
         over = dcp.async_save(newer, storage_writer=careful(f"{folder}/first"), **in_process)
         refused = caught(lambda: wait_for_save(over))
-        wait_for_save(dcp.async_save(newer, storage_writer=writer(f"{folder}/second"), **in_process))
+        planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+        second = wait_for_save(
+            dcp.async_save(newer, storage_writer=writer(f"{folder}/second"), planner=planner, **in_process)
+        )
         if group:
             groups = [dist.new_group([each]) for each in range(dist.get_world_size())]
             to = writer(f"{folder}/of-{rank}")
@@ -80,11 +85,14 @@ def process(
             wait_for_save(own)
     finally:
         count = end_children()
+    # of what several ranks have and of chunks at the start, all are of the lowest rank
+    first_items = [(index, info) for index, info in second.storage_data.items() if not any(index.offset or ())]
     written = os.path.exists(f"{folder}/of-{rank}/.metadata") if group else None
     return {
         "metadata given": isinstance(metadata, Metadata),
         "save over another": refused,
         "processes": count if group is None else None,
+        "of other ranks": [index.fqn for index, info in first_items if not info.relative_path.startswith("__0_")],
         "own metadata": written,
     }
 
@@ -95,6 +103,7 @@ def _(group):
         "metadata given": Of(True),
         "save over another": Refused((CheckpointFailed,)),
         "processes": None if group else 1,
+        "of other ranks": Of([]),
         "own metadata": Of(True) if group else None,
     }
 
