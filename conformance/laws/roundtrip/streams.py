@@ -13,6 +13,7 @@ from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, s
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved, WriterOptions
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
+from shardlaw.conformance.laws.roundtrip.options import require_package
 
 # how each transform maps bytes: no two of the first three commute
 TABLES = {
@@ -22,6 +23,7 @@ TABLES = {
     "pieces": bytes(255 - byte for byte in range(256)),
     "buffer": bytes(255 - byte for byte in range(256)),
     "forward": bytes(255 - byte for byte in range(256)),
+    "footer": bytes(255 - byte for byte in range(256)),
 }
 STREAMS = (
     "mesh=2 mesh.load=3 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,n:1}} to.x=S(1) through=flip",
@@ -31,11 +33,19 @@ STREAMS = (
     "mesh=2 x=5x2:S(0) a=4:R state={x:x,a:a,n:1,m:None} through=pieces",
     "mesh=2 mesh.load=1 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,n:1}} to.x=R through=buffer",
     "mesh=2 mesh.load=1 x=5x2:S(0) a=4:R:int64 state={x:x,d:{a:a,n:1}} to.x=R through=forward",
+    "mesh=2 mesh.load=1 x=5x2:S(0) a=4:R state={x:x,a:a,n:1} to.x=R through=flip storage=fsspec",
+    "mesh=1 x=5:S(0) a=4:R through=footer",
 )
 
 
 def read_all(stream: Any, name: str) -> bytes:
-    """The bytes of a stream, read as the transform ``name`` does: at once, in pieces, or into a buffer."""
+    """The bytes of a stream, read as the transform ``name`` does: at once, in pieces, into a buffer, or the last one,
+    as a format with a footer needs it, before all."""
+    if name == "footer":
+        stream.seek(-1, io.SEEK_END)
+        last = stream.read(1)
+        stream.seek(0)
+        return stream.read(-1)[:-1] + last  # type: ignore[no-any-return]
     if name == "pieces":
         return b"".join(iter(lambda: stream.read(100), b""))
     if name == "buffer":
@@ -123,14 +133,18 @@ def make_registry(through: str) -> Any:
     stages=world_sizes,
     needs=NEEDS_FILES,
 )
-def streams(state: Saved, options: WriterOptions, folder: Folder, through: Word):
+def streams(state: Saved, options: WriterOptions, folder: Folder, through: Word, storage: Word = ""):
     """A load reverses the transforms through which a checkpoint was saved; a reader that lacks one of them refuses."""
     transforms = [transform(name)() for name in through.split("+")]
-    save(state, compat.writer_with_transforms(folder, transforms, **{"sync_files": False, **options}))
+    save(state, compat.writer_with_transforms(folder, transforms, storage, **{"sync_files": False, **options}))
     return {}
 
 
-streams.due(lambda: {})
+@streams.due
+def _(storage):
+    if storage == "fsspec":
+        require_package("fsspec")
+    return {}
 
 
 @streams.then

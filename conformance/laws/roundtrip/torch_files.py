@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import (
     BroadcastingTorchSaveReader,
     DynamicMetaLoadPlanner,
@@ -40,6 +41,7 @@ FILES = (
     "mesh=2 x=4x3:-:float32:distinct:transposed memory=plain through=reader",
     "mesh=2 x=4x3:- a=5:- dtype=float64 through=reader",
     "mesh=2 x=4x3:- a=5:- to.x=S(1) dtype=int64 through=checkpoint",
+    "mesh=2 x=4x3:- a=5:- through=reader lead=1",
 )
 # not in smoke: ranks that wait take the time limit of a case, and a crash takes a world
 DIVERGING = (
@@ -101,7 +103,13 @@ def _(
     through: Word,
     id: Word = "",
     nested: Word = "",
+    lead: int = 0,
 ):
+    if lead:
+        of_lead = BroadcastingTorchSaveReader(f"{folder}/full.pt", coordinator_rank=lead)
+        with convert_failures():
+            dcp.load_state_dict(state, of_lead, coordinator_rank=lead, planner=planner)
+        return {"loaded": state}
     if through == "checkpoint":
         return {"loaded": load(state, reader(f"{folder}/converted"))}
     file_reader = (
