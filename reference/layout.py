@@ -89,6 +89,10 @@ class LayoutError(ValueError):
         self.kind = kind
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def chunk(indices: Indices, parts: int) -> list[Indices]:
     """Cut a list into ``parts`` consecutive runs of ``ceil(len / parts)``; the last ones may be short or empty."""
     run = -(-len(indices) // parts)
@@ -142,8 +146,8 @@ class Layout:
         if len(self.placements) != self.mesh.ndim:
             raise LayoutError(
                 "arity",
-                f"{len(self.placements)} placements ({format_placements(self.placements)}) on mesh {self.mesh}: want one "
-                f"for each of its {self.mesh.ndim} mesh dims",
+                f"{_count(len(self.placements), 'placement')} ({format_placements(self.placements)}) on mesh {self.mesh}: want one "
+                f"for each of its {_count(self.mesh.ndim, 'mesh dim')}",
             )
         object.__setattr__(self, "placements", tuple(map(self._normalise, self.placements)))
         ops = {p.op for p in self.placements if isinstance(p, Partial)}
@@ -155,7 +159,9 @@ class Layout:
         if dim is None:
             return placement
         if not -len(self.shape) <= dim < len(self.shape):
-            raise LayoutError("dim", f"{placement} on shape {format_shape(self.shape)}: it has {len(self.shape)} dims")
+            ndim = len(self.shape)
+            wanted = f"a dim from {-ndim} to {ndim - 1}" if ndim else "R or a reduction"
+            raise LayoutError("dim", f"{placement} on shape {format_shape(self.shape)}: it has {_count(ndim, 'dim')}: want {wanted}")
         dim %= len(self.shape)
         return StridedShard(dim, placement.split_factor) if isinstance(placement, StridedShard) else Shard(dim)
 

@@ -72,7 +72,8 @@ class Parameter:
         try:
             return self.type.read(case, self.field)
         except (NotationError, ValueError) as error:
-            raise NotationError(f"case {case.text!r}: field {self.field!r}: {error}: want {self.type.takes}") from None
+            wanted = "" if ": want " in str(error) else f": want {self.type.takes}"
+            raise NotationError(f"case {case.text!r}: field {self.field!r}: {error}{wanted}") from None
 
 
 def read_parameters(function: Callable[..., Any], known: Mapping[str, Parameter] | None = None) -> dict[str, Parameter]:

@@ -43,14 +43,10 @@ def check_case(law: Law, case: Case) -> None:
     is_simulated = "world=1" in law.control.split()
     try:
         for name, text in case.fields if not is_simulated else ():
-            if name == "mesh" or name.startswith("mesh."):
-                mesh = Mesh.parse(text)
-                if "world" in case and max(mesh.ranks) >= case.world:
-                    raise UsageError(f"case {case.text!r}: {name}={text} has rank {max(mesh.ranks)}, the world has {case.world} ranks")
-            elif re.fullmatch(r"[a-z]\d?", name) and ":" in text and not text.startswith("'"):
-                count = math.prod(TensorSpec.parse(text).shape)
-                if count > MAX_ELEMENTS:
-                    raise UsageError(f"case {case.text!r}: {name}={text} has {count:,} elements: want at most {MAX_ELEMENTS:,}")
+            try:
+                _check_field(case, name, text)
+            except NotationError as error:
+                raise UsageError(f"case {case.text!r}: field {name!r}: {error}") from None
         if not 1 <= case.world <= MAX_RANKS:
             raise UsageError(f"case {case.text!r} wants {case.world} ranks: want 1 to {MAX_RANKS}")
         _ = case.seed
@@ -63,6 +59,17 @@ def check_case(law: Law, case: Case) -> None:
         raise UsageError(f"case {case.text!r}: {error}") from None
     except NotationError as error:
         raise UsageError(str(error)) from None
+
+
+def _check_field(case: Case, name: str, text: str) -> None:
+    if name == "mesh" or name.startswith("mesh."):
+        mesh = Mesh.parse(text)
+        if "world" in case and max(mesh.ranks) >= case.world:
+            raise UsageError(f"case {case.text!r}: {name}={text} has rank {max(mesh.ranks)}, the world has {case.world} ranks")
+    elif re.fullmatch(r"[a-z]\d?", name) and ":" in text and not text.startswith("'"):
+        count = math.prod(TensorSpec.parse(text).shape)
+        if count > MAX_ELEMENTS:
+            raise UsageError(f"case {case.text!r}: {name}={text} has {count:,} elements: want at most {MAX_ELEMENTS:,}")
 
 
 def _compute_due(act: Act, case: Case, rank: int) -> None:

@@ -50,11 +50,20 @@ from shardlaw.conformance.law.verdict import error_pattern
 from shardlaw.conformance.run.entry import ANY_KIND, ENTRY_KINDS, SIGNED_KINDS, Cause, Entry, error_part
 from shardlaw.conformance.run.finding_file import is_finding_id
 
+Refuse = Callable[[str, str], UsageError]
 
-def read_entries(file: Path, ids: Sequence[str], aliases: Mapping[str, str] | None = None, *, drafts: bool = False) -> list[Entry]:
-    """Read the entries of one file, those of its causes first. With ``drafts`` an entry may lack its reason. Raises :class:`UsageError`,
-    with file and line."""
-    return _ExpectationFile(file, ids, dict(aliases or {})).entries(drafts)
+
+def read_entries(
+    file: Path,
+    ids: Sequence[str],
+    aliases: Mapping[str, str] | None = None,
+    *,
+    drafts: bool = False,
+    check: Callable[[Entry, Refuse], None] | None = None,
+) -> list[Entry]:
+    """Read the entries of one file, those of its causes first. With ``drafts`` an entry may lack its reason. ``check`` is called with each
+    entry and raises what its ``refuse(key, message)`` returns. Raises :class:`UsageError`, with file and line."""
+    return _ExpectationFile(file, ids, dict(aliases or {}), check).entries(drafts)
 
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
@@ -76,14 +85,15 @@ CAUSE_KEYS: Keys = {
     "expect": (list[dict[str, Any]], "[[cause.expect]] tables"),
 }
 LONE_KEYS: Keys = {**ENTRY_KEYS, "reason": TEXT_TYPE}
-Refuse = Callable[[str, str], UsageError]
 
 
 class _ExpectationFile:
     """One file: its tables, and the lines of their keys, which the TOML parser does not give."""
 
-    def __init__(self, file: Path, ids: Sequence[str], aliases: dict[str, str]) -> None:
-        self.file, self._ids, self._aliases = file, ids, aliases
+    def __init__(
+        self, file: Path, ids: Sequence[str], aliases: dict[str, str], check: Callable[[Entry, Refuse], None] | None = None
+    ) -> None:
+        self.file, self._ids, self._aliases, self._check = file, ids, aliases, check
         try:
             text = file.read_text("utf-8")
             self._data = tomllib.loads(text)
@@ -185,7 +195,10 @@ class _ExpectationFile:
         conditions = _parse_conditions(block, refuse)
         fields = {key: block[key] for key in (*ENTRY_TEXTS, *ENTRY_FLAGS, "reason") if key in block}
         features = frozenset(block.get("features", ()))
-        return Entry(**fields, features=features, conditions=conditions, cause=cause, file=self.file, line=line, laws=laws)
+        entry = Entry(**fields, features=features, conditions=conditions, cause=cause, file=self.file, line=line, laws=laws)
+        if self._check is not None:
+            self._check(entry, refuse)
+        return entry
 
     def _select_laws(self, pattern: str, refuse: Refuse) -> tuple[str, ...]:
         if pattern.startswith("!"):

@@ -21,9 +21,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.selection import glob
 from shardlaw.conformance.run.entry import MIN_CASES, REFUSED, Entry
-from shardlaw.conformance.run.expectation_file import read_entries
+from shardlaw.conformance.run.expectation_file import Refuse, read_entries
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
@@ -168,15 +170,35 @@ def expectation_files(target: Target, extra: Sequence[Path] = ()) -> list[Path]:
     """All expectation files of a run, first layer first: shipped, of other packages with laws, the target's, the user's (``extra``)."""
     from shardlaw.conformance.laws import expectations as foreign_files
 
-    return [*shipped_files(), *foreign_files(), *map(Path, target.expect), *extra]
+    return [*shipped_files(), *foreign_files(), *given_files(target, extra)]
 
 
-def load(files: Sequence[Path], laws: Sequence[Law], torch_version: str, target: str = "gloo") -> Expectations:
-    """Read the entries of ``files`` that apply to this torch and target. Raises :class:`UsageError`, with file and line, for an invalid
-    entry."""
-    ids = [law.id for law in laws]
+def given_files(target: Target, extra: Sequence[Path] = ()) -> list[Path]:
+    """The target's files and the user's (``extra``)."""
+    return [*map(Path, target.expect), *extra]
+
+
+def load(files: Sequence[Path], laws: Sequence[Law], torch_version: str, target: str = "gloo", given: Sequence[Path] = ()) -> Expectations:
+    """Read the entries of ``files`` that apply to this torch and target. Of the files in ``given`` also the cases and the targets are
+    checked, which takes long for all the others. Raises :class:`UsageError`, with file and line, for an invalid entry."""
+    known = {law.id: law for law in laws}
     aliases = {alias: law.id for law in laws for alias in law.aliases}
-    entries = [entry for file in files for entry in read_entries(file, ids, aliases)]
+
+    def check(entry: Entry, refuse: Refuse) -> None:
+        from shardlaw.conformance.run.case_check import check_case
+        from shardlaw.conformance.target.config import read_config, target_origins
+
+        names = target_origins(read_config()) if entry.target else ()
+        if entry.target and not any(glob(entry.target).fullmatch(name) for name in names):
+            raise refuse("target", f"target = {entry.target!r}: matches no target ({one_of(entry.target, names)})")
+        if entry.case and entry.applies_to(torch_version, target):
+            case = Case.parse(entry.case)
+            try:
+                check_case(known[case.law], case)
+            except UsageError as error:
+                raise refuse("case", str(error)) from None
+
+    entries = [entry for file in files for entry in read_entries(file, [*known], aliases, check=check if file in given else None)]
     return Expectations(entry for entry in entries if entry.applies_to(torch_version, target))
 
 

@@ -74,7 +74,7 @@ def test_empty_ranks_replicas_and_outsiders_are_named() -> None:
         ("5x6", "2", "S(", "placement 'S('"),
         ("5x6", "2", "S(9)", "it has 2 dims"),
         ("5x6", "2x2", "R,R,R", "3 placements"),
-        ("5x6", "2x2", "R", "1 placements"),
+        ("5x6", "2x2", "R", "1 placement ("),
         ("5y6", "2", "R", "shape '5y6'"),
         ("5x6", "2x", "R", "mesh '2x'"),
         ("5x6", "2@0,0", "R", "distinct"),

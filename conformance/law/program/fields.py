@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -58,14 +59,15 @@ def operands_of(case: Case) -> dict[str, Global | torch.Tensor]:
         found[operand] = spec.build(seed) if spec.placements is None else replace(Global.of(spec, mesh, seed), laid=True)
     missing = sorted(wanted - {*found})
     if missing:
-        raise NotationError(f"steps name {missing[0]!r}, which is no field")
+        tensors = [name for name, _ in case.fields if re.fullmatch(r"[a-z]\d?", name)]
+        raise NotationError(f"steps name {missing[0]!r}, which is no field: want {' or '.join(tensors) or 'a field for each tensor'}")
     return found
 
 
 class OperandsField(Field):
     """The operands of the program in the field ``steps``, each with different values."""
 
-    takes = TensorField.takes
+    field, takes = "steps", TensorField.takes
 
     def fields(self, name: str) -> tuple[str, ...]:
         return ("*", "mesh", "steps")

@@ -115,7 +115,7 @@ class IncomingField(Field):
     """The incoming gradients of the parts of the result that require one, by index. The due function gets the
     :class:`DenseRun`."""
 
-    takes = "operands of the steps that have gradients, such as wrt=a,b"
+    field, takes = "wrt", "operands of the steps that have gradients, such as wrt=a,b"
 
     def fields(self, name: str) -> tuple[str, ...]:
         return ("*", "mesh", "steps", "wrt", "arrives")

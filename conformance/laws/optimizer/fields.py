@@ -36,7 +36,7 @@ class TensorsField(OperandsField):
     ``further``: more fields of the case; if ``to`` is one, the placements are those of ``to`` and ``to.NAME``.
     ``poisoned``: the act gets tensors that differ in every element from those of the due function."""
 
-    takes = "tensors of one letter, such as x=5x6:S(0)"
+    field, takes = "", "tensors of one letter, such as x=5x6:S(0)"
     always = True
 
     def __init__(self, *further: str, poisoned: bool = False, dense: bool = False) -> None:
