@@ -35,7 +35,7 @@ SUBJECTS = {
     "distributed/device_mesh.py": "meshes",
     "distributed/checkpoint/": "checkpoints",
     "rank/shared_plans.py": "sharing plans",
-    "world/worker.py:join_process_group": "start of ranks",
+    "world/join.py:join_process_group": "start of ranks",
     "world/worker.py:_restore_globals": "between cases",
     "world/worker.py:_await_others": "between cases",
     "world/worker.py:_next_message": "messages",

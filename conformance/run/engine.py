@@ -80,7 +80,8 @@ class Run(RunState):
         else:
             laws, shrink_seconds = select(known_laws, request.laws, request.ops), SHRINK_TOTAL_SECONDS[request.profile]
             files = [] if request.no_expect else expectations.expectation_files(target, request.expect)
-            expected = expectations.load(files, known_laws, torch.__version__, target.name)
+            given = expectations.given_files(target, request.expect)
+            expected = expectations.load(files, known_laws, torch.__version__, target.name, given)
             expected.chosen = frozenset(smoke_shares() if request.uses_smoke_shares else ())
         stored = _read_stored_cases(request.known, {law.id for law in laws})
         super().__init__(request, target, [*map(for_installed_torch, laws)], expected, stored, shrink_seconds)
@@ -138,12 +139,15 @@ class Run(RunState):
                 law_run.finish()
             except Exception as error:
                 # the run ends here: later laws are untested, findings so far are kept
+                from shardlaw.conformance.world import WorldError
                 from shardlaw.conformance.world.launch import LostError
 
                 self.failure = error
                 self.stopped_by, result.reason = "an error of the harness", "the run broke here"
                 if isinstance(error, LostError):
                     self.stopped_by, result.reason = "a lost host", f"the run broke here: {error}"
+                elif isinstance(error, WorldError) and not self.judged:
+                    self.stopped_by, result.reason = "a target that cannot start", "the run broke here: the target cannot start"
             finally:
                 law_run.add_expected_findings()
             result.seconds = time.monotonic() - self._last_turn_end

@@ -5,9 +5,7 @@ from __future__ import annotations
 import faulthandler
 import linecache
 import os
-import pkgutil
 import random
-import resource
 import socket
 import sys
 import threading
@@ -17,7 +15,6 @@ from collections import deque
 from concurrent.futures import thread as executors
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, NoReturn
 
 import psutil
@@ -25,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.compat import gloo
+from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, HarnessError, Raised
@@ -38,13 +35,13 @@ from shardlaw.conformance.rank.trace import Tracer
 from shardlaw.conformance.world import protocol
 from shardlaw.conformance.world.device import is_lost, synchronize
 from shardlaw.conformance.world.exceptions import describe_error, is_raised_by_harness
+from shardlaw.conformance.world.join import join_process_group
 from shardlaw.conformance.world.output import read_tail
 from shardlaw.conformance.world.progress import ANSWERED, IDLE, PARKED, RAISED, RUNNING, ProgressPage
 
 FLUSH_SECONDS = 0.1
 THREAD_EXIT_SECONDS = 0.2  # for threads of a check to end
 NAP_SECONDS, MAX_NAP_SECONDS = 0.0005, 0.02
-MAX_MEMORY_BYTES = 4 << 30  # that a rank on the CPU may allocate
 
 
 class LeftBehindError(Exception):
@@ -313,48 +310,6 @@ def redirect_output(folder: str, rank: int) -> None:
     faulthandler.register(protocol.DUMP_SIGNAL, stacks, all_threads=True)
 
 
-def join_process_group(rank: int, device: int, spawn: protocol.Spawn) -> None:
-    """Join the world's process group as the target describes it. In its ``init_method``, ``{folder}``, ``{host}`` and ``{port}`` are
-    replaced by the world's."""
-    target = spawn.target
-    gloo.share_device()
-    if target.setup:
-        call_by_name(target.setup)
-    if target.device == "cpu":
-        limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES if limit < 0 else min(limit, MAX_MEMORY_BYTES), limit))
-    else:
-        devices = torch.get_device_module(target.device)
-        devices.set_device(device % devices.device_count())
-    host = spawn.host or "localhost"
-    method = target.init_method or ("tcp://{host}:{port}" if spawn.host else "file://{folder}/store")
-    dist.init_process_group(
-        target.backend,
-        init_method=method.format(folder=spawn.folder, host=f"[{host}]" if ":" in host else host, port=spawn.port),
-        rank=rank,
-        world_size=spawn.size,
-        timeout=timedelta(seconds=max(600.0, 6 * target.timeout)),  # the driver ends ranks that hang before the backend does
-        **init_options(target),
-    )
-
-
-def init_options(target: Target) -> dict[str, Any]:
-    """The target's own arguments for ``init_process_group``, on a rank that has set its device."""
-    found = dict(target.init_options)
-    if found.pop("device_id", False):
-        found["device_id"] = torch.device(target.device, torch.get_device_module(target.device).current_device())
-    if "pg_options" in found:
-        found["pg_options"] = call_by_name(found["pg_options"])
-    return found
-
-
-def call_by_name(name: str) -> Any:
-    """Call ``module:function`` and return the result; a ``module`` alone is only imported."""
-    module, _, function = name.partition(":")
-    found = pkgutil.resolve_name(f"{module}:{function}")
-    return found() if function else None
-
-
 def flush_output() -> None:
     """Flush what Python has printed."""
     for stream in (sys.stdout, sys.stderr):
@@ -381,9 +336,11 @@ def main(index: int, spawn: protocol.Spawn, stream: socket.socket) -> NoReturn:
         try:
             join_process_group(rank, spawn.devices[index], spawn)
         except BaseException as error:
-            traceback.print_exc()
             text = " ".join(describe_error(error).text.split())[:500]
-            stream.sendall(protocol.encode_frame(protocol.Failed(f"{type(error).__name__}: {text}")))
+            if not isinstance(error, UsageError):
+                traceback.print_exc()
+                text = f"{type(error).__name__}: {text}"
+            stream.sendall(protocol.encode_frame(protocol.Failed(text)))
             exit_now(1)
         stream.sendall(protocol.encode_frame(protocol.Ready()))
         same_host = len(spawn.ranks) == spawn.size

@@ -14,7 +14,7 @@ from shardlaw.conformance.rank.spmd import Function
 from shardlaw.conformance.target import builtin as builtin_targets
 from shardlaw.conformance.target.builtin import BUILTIN, check_devices
 from shardlaw.conformance.target.config import DTYPES, find_target, get_target, parse_target, read_config, target_origins, with_storage
-from shardlaw.conformance.world.worker import call_by_name
+from shardlaw.conformance.world.join import call_by_name
 
 UCX = """
 [target.ucx]

@@ -16,7 +16,7 @@ from shardlaw.conformance.rank.context import to_device
 from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.nearby import trace_nearby
 from shardlaw.conformance.target.builtin import BUILTIN, count_needed_devices
-from shardlaw.conformance.world import worker
+from shardlaw.conformance.world import join
 from shardlaw.conformance.world.device import is_lost
 from shardlaw.conformance.world.launch import rank_environment
 from shardlaw.reference.tensors import MEMORIES, lay_out
@@ -34,13 +34,13 @@ def test_a_failed_collective_ends_its_rank_and_the_driver_sees_a_hang_first() ->
 
 def test_ranks_of_nccl_are_bound_to_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(current_device=lambda: 3))
-    assert worker.init_options(BUILTIN["nccl"]) == {"device_id": torch.device("cuda", 3)}
-    assert worker.init_options(BUILTIN["cuda-gloo"]) == {}
-    assert worker.init_options(BUILTIN["gloo"]) == {}
+    assert join.init_options(BUILTIN["nccl"]) == {"device_id": torch.device("cuda", 3)}
+    assert join.init_options(BUILTIN["cuda-gloo"]) == {}
+    assert join.init_options(BUILTIN["gloo"]) == {}
 
 
 def test_options_of_a_backend_are_made_by_its_own_function() -> None:
-    assert worker.init_options(Target(init_options=(("pg_options", "builtins:dict"),))) == {"pg_options": {}}
+    assert join.init_options(Target(init_options=(("pg_options", "builtins:dict"),))) == {"pg_options": {}}
 
 
 def test_one_gpu_a_rank_or_one_for_all() -> None:
