@@ -23,8 +23,12 @@ class UsageError(Exception):
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """Up to three of the ``known`` words that look most like ``word``, the most alike first."""
-    return difflib.get_close_matches(word, list(known), n=3, cutoff=0.4)
+    """Up to three of the ``known`` words that look most like ``word``, the most alike first; then those that contain it. Of many, some
+    look alike by chance."""
+    names = list(known)
+    cutoff = 0.4 if len(names) <= ALL_NAMED else 0.55
+    containing = sorted((name for name in names if len(word) > 2 and word in name), key=len)
+    return list(dict.fromkeys([*difflib.get_close_matches(word, names, n=3, cutoff=cutoff), *containing]))[:3]
 
 
 def one_of(word: str, known: Iterable[str]) -> str:

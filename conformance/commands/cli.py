@@ -7,6 +7,7 @@ stderr; 3 the run could not be finished; 130 interrupted, 143 terminated.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from functools import partial
@@ -39,6 +40,7 @@ Where to begin:
   shardlaw laws redistribute.local    what a law says, and what its cases may say
 """
 
+NUMBERS = {"integer": "whole number", "number": "number"}  # typer's words and ours
 Laws = Annotated[list[str] | None, typer.Argument(metavar="LAW", help="Law ids; * and ? are special, a leading ! excludes.")]
 TargetName = Annotated[str, typer.Option("--target", metavar="NAME", help="What to validate; see 'shardlaw targets'.")]
 
@@ -123,14 +125,9 @@ def run(
         return run_laws(request)
     if is_secondary_process():
         return 0
-    from shardlaw.conformance.law.selection import select
-    from shardlaw.conformance.laws import catalogue
-    from shardlaw.conformance.target.config import get_target, read_config, with_storage
+    from shardlaw.conformance.commands.listing import list_selected
 
-    config = read_config()
-    with_storage(get_target(target, config), storage, config)
-    for law in select(list(catalogue().values()), request.laws, request.ops):
-        print(law.id)
+    print(list_selected(request))
     return 0
 
 
@@ -384,12 +381,21 @@ def _run_command(arguments: list[str]) -> int:
             return signals.acknowledge_stop()
         # typer brings its own copy of click, whose errors have no public name
         if hasattr(error, "format_message"):
-            return _refuse(error.format_message())
+            return _refuse(_explain(error))
         import traceback
 
         traceback.print_exc()
         print(f"shardlaw: internal error: {type(error).__name__}; this is a fault of shardlaw", file=sys.stderr)
         return 3
+
+
+def _explain(error: Any) -> str:
+    """The message of typer about arguments that it cannot parse, with what would be right."""
+    message = error.format_message().replace("Value error, ", "")
+    message = re.sub("Input should be a valid (integer|number), .*", lambda found: f"want a {NUMBERS[found[1]]}", message)
+    context = getattr(error, "ctx", None)
+    lacks_hint = message.startswith(("No such", "Got unexpected")) and not re.search("Did you mean|Possible options", message)
+    return f"{message.rstrip('.')}; see {context.command_path} --help" if context and lacks_hint else message
 
 
 def _refuse(message: str) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
+    from shardlaw.conformance.run.request import RunRequest
 
 WIDTH = 100
 MAX_DETAILED = 5  # so many selected laws are shown with the fields of their cases
@@ -50,17 +51,44 @@ def list_laws(patterns: tuple[str, ...], as_json: bool) -> str:
     return "\n".join([*lines, count_noun(len(laws), "law")])
 
 
-def _field_lines(law: Law) -> list[str]:
-    """The fields of a law's cases: a line for each parameter, with the fields that it is read from."""
-    from shardlaw.conformance.law.act import law_parameters
+def list_selected(request: RunRequest) -> str:
+    """The ids of the laws that a run would try, after its target and expectations were checked. Raises
+    :class:`~shardlaw.conformance.errors.UsageError`."""
+    import torch
 
-    lines, seen = [], set[str]()
-    for parameter in law_parameters(law):
-        names = [name for name in parameter.type.fields(parameter.field) if name not in seen]
+    from shardlaw.conformance.law.selection import select
+    from shardlaw.conformance.laws import catalogue
+    from shardlaw.conformance.run import expectations
+    from shardlaw.conformance.target.config import get_target, read_config, with_storage
+
+    config, laws = read_config(), list(catalogue().values())
+    target = with_storage(get_target(request.target, config), request.storage, config)
+    given = [] if request.no_expect else expectations.given_files(target, request.expect)
+    expectations.load(given, laws, torch.__version__, target.name, given)
+    return "\n".join(law.id for law in select(laws, request.laws, request.ops))
+
+
+def _field_lines(law: Law) -> list[str]:
+    """The fields of a law's cases: a line for each parameter, and one for what else it is read from."""
+    from shardlaw.conformance.law.act import law_parameters
+    from shardlaw.conformance.law.fields import MeshField, TensorField
+
+    parameters = law_parameters(law)
+    own, seen, lines = {parameter.field for parameter in parameters}, set[str](), []
+    for parameter in parameters:
+        field, read = parameter.field, parameter.type.fields(parameter.field)
+        names = [name for name in read if name not in seen and (name == field or name not in own)]
         seen.update(names)
-        if names:
-            label = ", ".join("a, b, ... (its tensors)" if name == "*" else name for name in names)
-            lines.append(f"{label}: {parameter.type.takes}{'' if parameter.required else ', or nothing'}")
+        beside = [name for name in names if field in read and name != field]
+        meshes = [name for name in beside if name.partition(".")[0] == "mesh"]
+        wants = f"{parameter.type.takes}{'' if parameter.required else ', or nothing'}"
+        for part, text in (
+            ([name for name in names if name not in (*beside, "*")], wants),
+            (["a, b, ... (its tensors)"] * ("*" in names), TensorField.takes),
+            (meshes, MeshField.takes),
+            ([name for name in beside if name not in (*meshes, "*")], f"read with {field}"),
+        ):
+            lines += [f"{', '.join(part)}: {text}"] if part else []
     return [
         line
         for at, text in enumerate(lines)

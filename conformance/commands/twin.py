@@ -25,6 +25,7 @@ def twin(
     dropout: bool = False,
 ) -> int:
     """Run the comparison, print and write the result; returns 1 if the sharded model deviates, else 0. Raises :class:`UsageError`."""
+    from shardlaw.conformance.report.writer import check_folder
     from shardlaw.conformance.twin.report import html_page, script, terminal_lines, to_json
     from shardlaw.conformance.twin.session import twin as compare_twin
     from shardlaw.conformance.twin.spec import VALUES
@@ -34,6 +35,7 @@ def twin(
     for value in values:
         if value not in VALUES:
             raise UsageError(f"--values {value}: unknown ({one_of(value, VALUES)})")
+    check_folder("--report", report)
     result = compare_twin(
         make,
         target=target,

@@ -321,7 +321,7 @@ def read_report(path: Path) -> RunReport:
     try:
         report = msgspec.json.decode(path.read_bytes(), type=RunReport)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UsageError(f"{path}: cannot be read: {error.strerror}: want the folder of a report") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: no report of shardlaw: {error}") from None
     if report.schema != SCHEMA:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -166,6 +167,11 @@ def check_folder(option: str, folder: Path) -> None:
         raise UsageError(f"{option} {folder}: cannot be written: {here} is no folder")
     if not os.access(here, os.W_OK | os.X_OK):
         raise UsageError(f"{option} {folder}: cannot be written: no permission for {here}")
+    try:
+        with tempfile.TemporaryDirectory(dir=here):
+            pass
+    except OSError:
+        raise UsageError(f"{option} {folder}: cannot be written: {here} takes no folder: want another place") from None
     if (folder / "report.json").exists():
         try:
             read_report(folder)

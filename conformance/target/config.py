@@ -292,7 +292,8 @@ def check_target(target: Target, ranks: int) -> None:
     for key, place in places:
         module = place.partition(":")[0]
         if module and not _is_importable(module):
-            raise UsageError(f"target {target.name}: {key} = {place!r}: there is no module {module}; is it installed, or on PYTHONPATH?")
+            owner = f"storage {target.storage}" if key in ("writer", "reader") else f"target {target.name}"
+            raise UsageError(f"{owner}: {key} = {place!r}: there is no module {module}; is it installed, or on PYTHONPATH?")
     for key, place in places[2:]:
         _check_class(target, key, place)
     check_devices(target, ranks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -134,7 +135,7 @@ def call_make(make: Callable[..., Any], options: Mapping[str, str]) -> Twin:
     except Exception as error:
         raise UsageError(f"make({', '.join(options)}): {type(error).__name__}: {error}") from error
     if not isinstance(twin, Twin):
-        raise UsageError(f"make returned a {type(twin).__name__}: want a shardlaw.Twin")
+        raise UsageError(f"make returned {reprlib.repr(twin)}: want a shardlaw.Twin")
     twin.check()
     return twin
 

@@ -26,9 +26,11 @@ ROOT = Path(__file__).parents[2]
     ("arguments", "message"),
     [
         (["bogus"], "No such command 'bogus'"),
-        (["run", "--bogus"], "No such option"),
-        (["run", "--seed", "x"], "--seed"),
-        (["run", "--profile", "smok"], "smoke"),
+        (["run", "--bogus"], "No such option: --bogus; see shardlaw run --help"),
+        (["run", "--tartget", "gloo"], "--target"),
+        (["run", "--seed", "x"], "'--seed': want a whole number"),
+        (["run", "--timeout", "x"], "'--timeout': want a number"),
+        (["run", "--profile", "smok"], "'--profile': 'smok' is not one of 'smoke', 'ci', 'nightly'"),
         (["run", "--budget", "soon"], "--budget soon: want a time"),
         (["run", "--shard", "3/2"], "--shard 3/2"),
         (["run", "--world-size", "0"], "--world-size 0"),
@@ -42,19 +44,26 @@ ROOT = Path(__file__).parents[2]
         (["board", "nowhere"], "nowhere: cannot be read"),
         (["trend", "nowhere"], "nowhere: cannot be read"),
         (["run", "--expect", "none.toml"], "none.toml: no such file"),
+        (["run", "--list", "--expect", __file__], "test_cli.py:1: no TOML"),
         (["run", "--known", "none"], "--known none: no such folder"),
         (["run", "--expect", __file__, "--no-expect"], "want one of them"),
         (["show"], "SHAPE"),
         (["show", "5x6", "--mesh", "2", "--place", "S("], "placement 'S('"),
-        (["show", "5x6", "--mesh", "2", "--place", "S(9)"], "it has 2 dims"),
+        (["show", "5x6", "--mesh", "2", "--place", "S(9)"], "it has 2 dims: want a dim from -2 to 1"),
+        (["show", "5x6", "--mesh", "2", "--place", "R", "--svg", "a.svg"], "extra argument(s) (a.svg); see shardlaw show --help"),
         (["show", "5x6", "--mesh", "2x2", "--place", "R,R,R"], "3 placements"),
         (["replay"], "FINDING.json"),
         (["replay", "no/such/file.json"], "No such file"),
         (["replay", "nothing"], "no such file or folder, and no case"),
         (["replay", "redistribute.local mesh"], "'mesh' is not NAME=VALUE"),
         (["replay", "redistribute.locl mesh=2"], "no law is called 'redistribute.locl' (nearest: redistribute.local"),
-        (["replay", "redistribute.local mesh=2x x=5x6:R"], "mesh '2x'"),
-        (["replay", "redistribute.local mesh=2 x=5x6:S( to=R"], "placement 'S('"),
+        (["replay", "redistribute.local mesh=2x x=5x6:R"], "field 'mesh': mesh '2x'"),
+        (["replay", "redistribute.local mesh=2 x=5x6:S( to=R"], "to=R': field 'x': placement 'S('"),
+        (
+            ["replay", "redistribute.local mesh=2x2 x=5:S(0) to=R,R"],
+            "1 placement (S(0)) on mesh 2x2: want one for each of its 2 mesh dims\n",
+        ),
+        (["replay", "op.forward[mean] mesh=2 a=5:R steps=mean(q)"], "field 'steps': steps name 'q', which is no field: want a\n"),
         (["replay", "redistribute.local world=2 mesh=2x3 x=5x6:R,R to=R,R"], "mesh=2x3 has rank 5, the world has 2 ranks"),
         (["replay", "redistribute.local mesh=100 x=5x6:R to=R"], "wants 100 ranks: want 1 to 64"),
         (["replay", "mesh.coordinates mesh=2", "--times", "0"], "--times 0"),
@@ -67,10 +76,13 @@ ROOT = Path(__file__).parents[2]
         (["repro", "none.json"], "No such file"),
         (["repro", __file__], "not JSON"),
         (["laws", "mesh.grops"], "nearest: mesh.groups"),
+        (["laws", "local"], "nearest: op.local"),
+        (["laws", "nope"], "no law matches 'nope' ("),
         (["doctor", "--target", "nope"], "no target is called 'nope'"),
         (["run", "--target", "nope"], "no target is called 'nope'"),
         (["run", "--storage", "nope"], "no storage is called 'nope'"),
         (["run", "--report", f"{__file__}/report"], "is no folder"),
+        (["run", "--report", "/proc/report"], "--report /proc/report: cannot be written: "),
     ],
 )
 def test_bad_input_is_one_line(
@@ -82,7 +94,7 @@ def test_bad_input_is_one_line(
     assert out == ""
     (line,) = err.splitlines()
     assert line.startswith("shardlaw: ")
-    assert message in line
+    assert message in err
     assert not list(tmp_path.iterdir()), "something was left behind"
 
 
@@ -111,6 +123,9 @@ def test_the_catalogue_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None
     assert "source: " in out
     assert "\n    case:   mesh.groups mesh=" in out
     assert "\n    fields: mesh: a mesh " in out
+    assert cli.main(["laws", "redistribute.on-view"]) == 0
+    described = capsys.readouterr().out
+    assert re.search(r"fields: x: a tensor .*\n +mesh: a mesh .*\n +slice, flatten, of: read with x\n +to: placements", described)
     assert cli.main(["laws", "--features", "dtype:int*"]) == 0
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]} == {f"dtype:int{size}" for size in (64, 32, 16, 8)}
     assert cli.main(["repro", "redistribute.local"]) == 0
@@ -137,13 +152,21 @@ def test_a_target_of_a_finding_must_be_known(shell: Shell) -> None:
 
 
 def test_a_target_that_cannot_start_is_bad_input(shell: Shell) -> None:
-    (shell.folder / "shardlaw.toml").write_text("[target.broken]\nbackend = 'gloo'\nsetup = 'json:no_such_function'\n")
+    targets = "[target.broken]\nbackend = 'gloo'\nsetup = 'json:laods'\n[target.unknown]\nbackend = 'golo'\n"
+    (shell.folder / "shardlaw.toml").write_text(targets)
+    told = "'json:laods': json has no laods (nearest: loads"
     message = refused(shell("replay", "module.holds world=2", "--target", "broken"))
     assert "cannot start" in message
-    assert "no_such_function" in message
-    done = shell("doctor", "--target", "broken")
+    assert told in message
+    for target, problem in (("broken", told), ("unknown", "torch has no backend 'golo' (nearest: gloo")):
+        done = shell("doctor", "--target", target)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert problem in done.stderr
+        assert "what the rank said" not in done.stdout
+    done = shell("run", "mesh.groups", "--target", "broken")
     assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
+    assert "stopped by a target that cannot start\n" in done.stdout
+    assert "not reached: 1 law: mesh.groups (the run broke here: the target cannot start)" in done.stdout
 
 
 def test_repro_writes_a_script(shell: Shell) -> None:
