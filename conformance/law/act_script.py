@@ -47,12 +47,15 @@ def act_script(law: Law, case: Case, key: str = "") -> Script:
         arguments += by_parameter.values()
         for function in dict.fromkeys(function for argument in by_parameter.values() for function in argument.uses):
             sources.include(function)
-    definitions = _prune_tables(sources.definitions.values(), [*constants, *(line for stage in stages for line in stage.body)])
-    text = "\n".join([*constants, *definitions, *(line for stage in stages for line in stage.body)])
+    lines = [*constants, *(line for stage in stages for line in stage.body)]
+    tables = _prune_tables(sources.definitions.values(), lines)
+    definitions = _prune_unused(dict(zip(sources.definitions, tables, strict=True)), lines)
+    text = "\n".join([*definitions, *lines])
+    names = _names_in(text)
     used = (line for argument in arguments for line in argument.imports)
     return Script(
         tuple(stages),
-        imports=(*sources.imports.values(), *used, *_literal_imports(text)),
+        imports=(*(line for name, line in sources.imports.items() if name in names), *used, *_literal_imports(text)),
         constants=tuple(constants),
         tolerance=max(map(_tolerance, compared), default=0.0),
         definitions=tuple(definitions),
@@ -102,6 +105,20 @@ def _prune_tables(definitions: Iterable[str], lines: Sequence[str]) -> list[str]
             table.keys, table.values = [key for key, _ in named], [value for _, value in named]
             found[at] = ast.unparse(node)
     return found
+
+
+def _prune_unused(definitions: Mapping[str, str], lines: Iterable[str]) -> list[str]:
+    """The definitions that the lines use, directly or through others: a pruned table no longer uses what its entries did."""
+    found, pending = set[str](), [*lines]
+    while pending:
+        new = (_names_in(pending.pop()) & definitions.keys()) - found
+        found |= new
+        pending += [definitions[name] for name in new]
+    return [text for name, text in definitions.items() if name in found]
+
+
+def _names_in(text: str) -> set[str]:
+    return set(re.findall(r"[^\W\d]\w*", text))
 
 
 @lru_cache(1024)

@@ -101,19 +101,21 @@ def agrees(want, got):
         return True$CASES
     return bool(want == got)
 
+def tell(text):
+    os.write(1, f"{text}\\n".encode())  # at once: ranks share the file
+
 def serve(rank, world, stage, joined):
     signal.alarm($SECONDS)  # ends a rank that does not answer
-    returned = False
-    try:
+$WAITING    try:
 $JOINING        dist.init_process_group("$BACKEND", f"file://{folder}/.{stage.__name__}", rank=rank, world_size=world)
         joined.wait()  # a rank that ends at once would take those along that still look for it
         want, got = stage(rank)
-        returned = True
-        code = 0 if $RIGHT else 1
-        print(f"rank {rank}: {'WRONG' if code else 'right'}\\n  expected {want}\\n  got {got}", flush=True)
+$RETURNED        code = 0 if $RIGHT else 1
+        compared = f"{'WRONG' if code else 'right'}\\n  expected {want}\\n  got {got}"
+        tell(f"rank {rank}: {'nothing is due here' if want is ... else compared}")
     except BaseException as error:  # a CheckpointException is no Exception
         code = $RAISED
-        print(f"rank {rank}: raised {type(error).__name__}: {error}", flush=True)
+        tell(f"rank {rank}: raised {type(error).__name__}: {error}")
     else:
         signal.alarm($LONGER)  # a rank that answered outlives those that do not
         with contextlib.suppress(Exception):  # of a rank that is gone its own exit code tells
@@ -122,7 +124,8 @@ $JOINING        dist.init_process_group("$BACKEND", f"file://{folder}/.{stage.__
 
 def judge(ends):
     if $FAULT:
-        sys.exit(f"The fault is there. Exit codes of the ranks: {ends}")
+        print(f"The fault is there. Exit codes of the ranks: {ends}")
+        sys.exit(1)
     if any(ends):
         print(f"Neither shown nor gone. Exit codes of the ranks: {ends} ($CODES)")
         sys.exit(2)
@@ -300,6 +303,7 @@ def _fill_template(branches: str, stages: str, join: ScriptTarget, about: FaultI
     else:  # any error counts as the fault, except Meaningless: the case is invalid
         raised = "2 if type(error).__name__ == 'Meaningless' else 1"
     limit = WAITING_SECONDS if about.kind in ("hang", "divergence") else LIMIT_SECONDS
+    reads_returned = "returned" in raised
     text = TEMPLATE.substitute(
         CASES=branches,
         SECONDS=limit,
@@ -309,6 +313,8 @@ def _fill_template(branches: str, stages: str, join: ScriptTarget, about: FaultI
         BACKEND=join.backend,
         RIGHT="agrees(want, got) in (True, False)" if shows_error else "agrees(want, got)",  # reading a result may raise too
         RAISED=raised,
+        WAITING="    returned = False\n" * reads_returned,
+        RETURNED="        returned = True\n" * reads_returned,
         FAULT=FAULTS.get(about.kind, WRONG),
         CODES=f"2: another error, 3: lost a rank, 4: cannot read what was returned, -14: no answer in {limit} s",
         STAGES=stages,

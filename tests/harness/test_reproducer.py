@@ -16,6 +16,7 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.report import reproducer as template
 from shardlaw.conformance.report.reproducer import FaultInfo, ScriptTarget, render, render_reproducer
 from shardlaw.conformance.run import proof
+from shardlaw.conformance.run.case_check import resolve_law
 
 HEADER = ["A reduction adds what all ranks hold.", "collective.sum mesh=2 x=3", "Seen with torch 2.13.0."]
 ADD = ("x = torch.full((3,), float(rank))", "dist.all_reduce(x)")
@@ -49,12 +50,14 @@ def test_a_script_whose_ranks_are_right_exits_0(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 def test_one_wrong_rank_is_the_fault(tmp_path: Path) -> None:
-    body = (*ADD, "return torch.ones(3), x + (rank == 1)")
-    done = alone(held(render(Script((Stage(2, body),)), HEADER)), tmp_path)
+    body = (*ADD, "if rank == 2:", "    return ..., None", "return torch.full((3,), 3.0), x + (rank == 1)")
+    done = alone(held(render(Script((Stage(3, body),)), HEADER)), tmp_path)
     assert done.returncode == 1
+    assert "rank 2: nothing is due here\n" in done.stdout
+    assert done.stdout.endswith("The fault is there. Exit codes of the ranks: [0, 1, 0]\n"), "where 'The fault is gone.' is written"
     assert "rank 0: right" in done.stdout
     assert "rank 1: WRONG" in done.stdout
-    assert "got tensor([2., 2., 2.])" in done.stdout
+    assert "got tensor([4., 4., 4.])" in done.stdout
 
 
 RAISES = ("if rank == 1:", "    raise ValueError('no such shard')", "return 1, 1")
@@ -202,6 +205,20 @@ def test_imports_are_merged_and_cut() -> None:
 def test_what_cannot_be_told_is_said_rather_than_written(script: Script, message: str) -> None:
     with pytest.raises(ScriptError, match=message):
         render(script, HEADER)
+
+
+def test_a_script_has_no_code_that_its_case_does_not_use() -> None:
+    text = make_text("roundtrip.staged mesh=2 x=5:S(0) value=negated async=stager")
+    assert "'negated': lambda" in text
+    assert "Tally" not in text, "the object of another value"
+    assert "DeviceMesh" not in make_text("collective.functional[all_reduce] mesh=2 x=5x3"), "for a group given as a mesh"
+    case = "redistribute.local mesh=2 x=4:S(0) to=R"
+    assert "returned = " not in make_text(case), "any error shows the fault"
+    assert make_text(case, FaultInfo("wrong-value")).count("returned = ") == 2
+
+
+def make_text(case: str, about: FaultInfo = FaultInfo()) -> str:
+    return held(render_reproducer(resolve_law(case.split()[0]), Case.parse(case), about))
 
 
 def test_a_docstring_may_hold_anything() -> None:
