@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from by_hand import Gather
+from fault_names import check_fault
 from llama import MLP, rope, tokens_of
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -80,6 +81,8 @@ def summed(model, mesh, fault):
 
 
 def make(fault=""):
+    check_fault(fault, FAULTS)
+
     def part(batch, mesh):
         places = [(mesh[dim].size(), mesh[dim].get_local_rank()) for dim in ("cp", "tp")]
         cut = [half.chunk(places[0][0], 1)[places[0][1]].chunk(places[1][0], 1)[places[1][1]] for half in batch[:2]]

@@ -4,6 +4,7 @@
 """
 
 import torch
+from fault_names import check_fault
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -34,6 +35,8 @@ class Net(nn.Module):
 
 
 def make(fault=""):
+    check_fault(fault, ("shared", "apart"))
+
     def shard(model, mesh):
         parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
         for part in model.modules():

@@ -1,6 +1,7 @@
 """The llama of llama.py under FSDP2 and tensor parallelism, its gradients clipped by their norm, its embedding frozen."""
 
 import torch
+from fault_names import check_fault
 from llama import COLWISE, ROWWISE, Llama, crossed, tokens_of
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
@@ -47,6 +48,8 @@ def weights_only(model, optimizer, folder):
 
 
 def make(fault=""):
+    check_fault(fault, (*FAULTS, "moments"))
+
     def optimizer(model):
         parameters = getattr(model, "stale", None) or [one for one in model.parameters() if one.requires_grad]
         return torch.optim.AdamW(parameters, lr=0.01)

@@ -5,6 +5,7 @@
 
 import torch
 import torch.nn.functional as F
+from fault_names import check_fault
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -91,6 +92,8 @@ def crossed(logits, batch):
 
 
 def make(fault=""):
+    check_fault(fault, FAULTS)
+
     def shard(model, mesh):
         for layer in model.layers:
             plan = {**dict.fromkeys(COLWISE, ColwiseParallel()), **dict.fromkeys(ROWWISE, RowwiseParallel())}

@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from by_hand import Exchange, Sum, average
+from fault_names import check_fault
 from torch import nn
 
 from shardlaw import Twin
@@ -104,6 +105,7 @@ def step(model, mesh, fault):
 
 
 def make(fault=""):
+    check_fault(fault, FAULTS)
     return Twin(
         model=lambda width, experts, **_: Net(width, experts),
         batch=lambda step, batch, width, **_: torch.randn(batch, width),

@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from by_hand import Gather, Sum
+from fault_names import check_fault
 from torch import nn
 
 from shardlaw import Twin
@@ -59,6 +60,7 @@ def cut(model, mesh, fault=""):
 
 
 def make(fault=""):
+    check_fault(fault, FAULTS)
     return Twin(
         model=lambda rows, width, **_: Net(rows, width),
         batch=lambda step, batch, rows, **_: torch.randint(rows, (batch, 3, 4)),

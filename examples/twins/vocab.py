@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from by_hand import Copy, Sum
+from fault_names import check_fault
 from torch import nn
 
 from shardlaw import Twin
@@ -79,6 +80,8 @@ def cut(model, mesh, fault=""):
 
 
 def make(fault=""):
+    check_fault(fault, FAULTS)
+
     def batch(step, batch, seq, vocab, **_):
         tokens = torch.randint(vocab, (batch, seq + 1))
         return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}

@@ -164,6 +164,12 @@ def test_a_planted_fault_is_found_and_named(fault: str, finds: str, holds: str, 
     assert {one["where"] for one in found if one["kind"] not in ("hang", "crash")} <= {"the back end pypost"}, found
 
 
+def test_a_fault_that_is_not_known_is_not_planted(user: User) -> None:
+    done = user.shardlaw("run", "--target", "pypost", "collective.all-reduce", PYPOST_FAULT="lost-waits")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "PYPOST_FAULT=lost-waits: unknown fault (known: wrong-reduction, swapped-ranks," in done.stderr
+
+
 def test_a_known_fault_of_a_collective_is_one_entry(user: User) -> None:
     run = "run", "--target", "pypost", "collective.all-gather", "layout.full", "redistribute.large", "--budget", "60s"
     assert user.shardlaw(*run, PYPOST_FAULT="swapped-ranks").returncode == 1

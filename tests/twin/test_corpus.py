@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.twin.session import Result, Session, make_plan
 from shardlaw.conformance.twin.spec import VALUES
 
@@ -67,6 +68,12 @@ def test_a_planted_fault_is_found_in_its_submodule(session: Session, name: str, 
     path = result.departure.path
     assert (path if where.startswith("(") else path.rpartition(" ")[2]).startswith(where), path
     assert result.seconds < 30
+
+
+@pytest.mark.parametrize("name", [*MODELS, "dropout"])
+def test_a_fault_that_is_not_known_is_not_planted(name: str) -> None:
+    with pytest.raises(UsageError, match=r"unknown fault 'nope' \(known: \w+"):
+        make_plan(f"{FOLDER / name}.py:make", {"fault": "nope"})
 
 
 @pytest.mark.parametrize(("fault", "mesh"), [("", {"dp": 4, "tp": 1}), ("moments", {"dp": 2, "tp": 2})])

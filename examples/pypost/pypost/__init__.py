@@ -5,10 +5,12 @@
 
 import torch.distributed as dist
 
+from pypost.faults import check_planted
 from pypost.group import create
 
 
 def register() -> None:
     """Make the backend ``pypost`` known to torch; a second call changes nothing."""
+    check_planted()
     if not hasattr(dist.Backend, "PYPOST"):
         dist.Backend.register_backend("pypost", create, extended_api=True, devices=["cpu"])

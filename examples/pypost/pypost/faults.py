@@ -11,7 +11,13 @@ FAULTS = {
 }
 
 
+def check_planted() -> None:
+    """Raise a ``ValueError`` where the environment names a fault that is not known."""
+    fault = os.environ.get("PYPOST_FAULT", "")
+    if fault and fault not in FAULTS:
+        raise ValueError(f"PYPOST_FAULT={fault}: unknown fault (known: {', '.join(FAULTS)})")
+
+
 def planted(fault: str) -> bool:
     """Whether this fault is planted."""
-    assert fault in FAULTS
     return os.environ.get("PYPOST_FAULT", "") == fault
