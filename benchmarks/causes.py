@@ -14,7 +14,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import tomlkit
 import torch
 
 from shardlaw.conformance.errors import UsageError, one_of
@@ -36,6 +35,8 @@ FINDINGS, RELEASES = ROOT / "docs" / "findings.md", ROOT / "docs" / "releases.md
 HEARD = "torch/distributed/"
 LIMITS = Limits(4, Target().dtypes, frozenset(Target().cannot))
 CALLED = {
+    "mesh": "Meshes",
+    "redistribute": "Redistributions",
     "sharded_tensor": "Sharded tensors",
     "op": "Ops",
     "op_backward": "Backward passes of ops",
@@ -81,9 +82,8 @@ FINDINGS_HEAD = """\
 
 {count} known causes, {silent} of them silent: the program goes on with something wrong. Each is a table of
 `conformance/expectations/`, from which `python -m benchmarks.causes` writes this page. `shardlaw repro 'CASE'` prints a script that needs
-torch alone, `python -m benchmarks.causes --issue ID` the text of an issue. [releases.md](releases.md) says which release has which.
-
-"""
+torch alone; in a checkout, after `pip install .`, `python -m benchmarks.causes --issue ID` prints the text of an issue.
+[releases.md](releases.md) says which release has which."""
 RELEASES_HEAD = """\
 # Which release of torch has which fault
 
@@ -101,12 +101,11 @@ def findings(chapters: dict[str, Known]) -> str:
     every = [entries for causes in chapters.values() for entries in causes.values()]
     lines = [FINDINGS_HEAD.format(count=len(every), silent=sum(map(silent, every)))]
     for name, causes in chapters.items():
-        lines += [f"## {CALLED.get(name, f'{name.capitalize()}s')}", *FINDINGS_COLUMNS]
+        lines += ["", f"## {CALLED.get(name, f'{name.capitalize()}s')}", *FINDINGS_COLUMNS]
         for cause, entries in sorted(causes.items(), key=lambda item: (not silent(item[1]), item[0].title)):
             said = f'<a id="{cause.id}"></a>{_cell(cause.title)} ({"silent" if silent(entries) else "loud"})'
             lines.append(f"| {said} | {_place(cause)} | {', '.join(cause.seen)} | `{_cell(example(entries).case)}` |")
-        lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 def _place(cause: Cause) -> str:
@@ -196,6 +195,8 @@ def _deviates(pool: Pool, entry: Entry) -> bool:
 
 
 def _note(file: Path, release: str, seen: dict[str, bool]) -> None:
+    import tomlkit  # of the extra `test`, which the other options do not need
+
     document = tomlkit.parse(file.read_text("utf-8"))
     for table in document["cause"]:  # type: ignore[union-attr]
         there = set(table.get("seen", [])) - {release} | ({release} if seen[table["id"]] else set())

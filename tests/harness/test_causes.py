@@ -45,6 +45,8 @@ def test_silent_faults_come_first_and_are_shown_by_a_silent_case() -> None:
     )
     assert page.index("B is wrong (silent)") < page.index("A raises (loud)")
     assert "2 known causes, 1 of them silent" in page
+    assert "\n\n## Meshes\n\n" in page
+    assert "\n\n\n" not in page
     assert causes.example([loud, silent]) is silent
 
 
