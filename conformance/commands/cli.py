@@ -205,7 +205,7 @@ def compare(
 ) -> int:
     """Two reports side by side; exit 1 when the second is worse.
 
-    Exit 2 when the two were not asked the same. Two nights, two versions of torch, or a target of your own against gloo: findings that
+    Else exit 2 when the two were not asked the same. Two nights, two versions of torch, or a target of your own against gloo: findings that
     are new, gone or changed, laws with another outcome, features no longer reached, and which cases only one of them judged.
     """
     from shardlaw.conformance.commands.compare import compare as compare_reports

@@ -11,7 +11,7 @@ from shardlaw.conformance.run.finding_file import to_json, write_text
 
 
 def compare(first: Path, second: Path, as_json: bool = False, page: bool = False) -> int:
-    """Print the differences and return the exit code of the comparison: 1 if the second report is worse, 2 if the requests differ, else 0.
+    """Print the differences and return the exit code: 1 if the second report is worse, else 2 if the requests differ, else 0.
 
     With ``page`` the second's ``report.html`` is rewritten and includes the comparison. Raises :class:`UsageError`.
     """

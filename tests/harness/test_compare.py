@@ -104,6 +104,15 @@ def test_a_law_that_says_nothing_any_more_is_worse(tmp_path: Path) -> None:
     assert only.apart == ["1 law in the first only", "1 law in the second only"]
 
 
+def test_findings_of_a_law_that_the_first_never_tried_are_no_news(tmp_path: Path) -> None:
+    first, more = report([law("mesh.groups")]), [law("mesh.groups"), law("op.forward[mean]", "deviates")]
+    found = side_by_side(tmp_path / "a", first, report(more, [finding()]))
+    assert ([line.law for line in found.findings.new], found.worse, found.exit) == (["op.forward[mean]"], [], 2)
+    also = finding("22222222", "mesh.groups mesh=2")
+    found = side_by_side(tmp_path / "b", first, report([law("mesh.groups", "deviates"), more[1]], [finding(), also]))
+    assert (found.worse, found.apart, found.exit) == (["1 new finding"], ["1 law in the second only"], 1)
+
+
 def test_one_fault_with_two_smallest_cases_is_one_finding(tmp_path: Path) -> None:
     laws = [law("op.forward[mean]", "deviates")]
     shrunk, less = finding("11111111", signature="s"), finding("22222222", f"{CASE} seed=2", signature="s")

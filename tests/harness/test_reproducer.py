@@ -214,11 +214,12 @@ def test_a_script_has_no_code_that_its_case_does_not_use() -> None:
     assert "DeviceMesh" not in make_text("collective.functional[all_reduce] mesh=2 x=5x3"), "for a group given as a mesh"
     case = "redistribute.local mesh=2 x=4:S(0) to=R"
     assert "returned = " not in make_text(case), "any error shows the fault"
-    assert make_text(case, FaultInfo("wrong-value")).count("returned = ") == 2
+    assert make_text(case, "wrong-value").count("returned = ") == 2
 
 
-def make_text(case: str, about: FaultInfo = FaultInfo()) -> str:
-    return held(render_reproducer(resolve_law(case.split()[0]), Case.parse(case), about))
+def make_text(text: str, kind: str = "") -> str:
+    case = Case.parse(text)
+    return held(render_reproducer(resolve_law(case.law), case, FaultInfo(kind)))
 
 
 def test_a_docstring_may_hold_anything() -> None:
