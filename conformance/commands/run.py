@@ -33,6 +33,9 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
     from shardlaw.conformance.report.reporter import Reporter
     from shardlaw.conformance.target.config import find_target
 
+    # what Hypothesis remembers of installed modules; else a folder .hypothesis appears where the command is called
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", os.path.join(cache, "shardlaw", "hypothesis"))
     target = find_target(request.target, request.storage, request.timeout, ranks_here or request.world_size)
     request, before = _continue_earlier(request)
     listener = Reporter(request.report, before)

@@ -70,6 +70,7 @@ class Terminal:
         self._worst_rank = len(SEVERITY)
         self._start = self._last_refresh = time.monotonic()
         self._live: Live | None = None
+        self._first = ""
 
     def show_request(self, request: RunRequest, target: Target) -> None:
         """Show the request, before torch is loaded."""
@@ -91,7 +92,7 @@ class Terminal:
         by_count = {law.id: (law.sweeps + law.draws) / counts for law in laws} if counts else by_weight
         self._shares = {name: (by_weight[name] + by_count[name]) / 2 for name in by_weight}
         self._print(Text(f"{count_noun(self._laws, 'law')}, up to {planned:,} cases"))
-        self._start = time.monotonic()
+        self._start = self._last_refresh = time.monotonic()
 
     def on_law_begin(self, law_id: str) -> None:
         """A law's turn begins."""
@@ -128,6 +129,7 @@ class Terminal:
         self._print(Text(f"\nfirst finding, {time.monotonic() - self._start:.0f} s after the start:"))
         print_finding(self.console, found, clause, self._folder)
         self._print(Text(""))
+        self._first = _plain_finding(found, clause)
 
     def on_law_end(self, result: LawResult) -> None:
         """A law is finished."""
@@ -142,7 +144,7 @@ class Terminal:
 
         self._stop()
         report = last_report or build_report(run, exit_code)
-        print_summary(self.console, report, str(run.request.report))
+        print_summary(self.console, report, str(run.request.report), self._first)
         annotate(report, run.request.report, self.console.file)
         if run.failure is None:  # else the failure was printed
             print_not_judged(report)
@@ -150,7 +152,8 @@ class Terminal:
     def _line(self) -> Text:
         spent = time.monotonic() - self._start
         rate = self._cases / spent if spent > 1 else 0.0
-        counts = f"{self._cases} cases, {rate:.0f}/s, {self._new} new, {self._expected} expected"
+        pace = f", {rate:.0f}/s" if rate >= 1 else ""
+        counts = f"{count_noun(self._cases, 'case')}{pace}, {self._new} new, {self._expected} expected"
         remaining = ""
         if spent >= ESTIMATE_SECONDS and ESTIMATE_SHARE <= self._done_share < 1:
             remaining = f", {_approximate_time(spent * (1 - self._done_share) / self._done_share)} left"
@@ -208,14 +211,22 @@ def print_finding(out: Console, found: FindingLine, clause: str, folder: str) ->
         _prose(out, f"({one_line(found.note)})")
 
 
-def print_summary(out: Console, report: RunReport, folder: str) -> None:
-    """Print a report on one screen: new findings by cause, counts, what was not reached, and the exit code."""
+def _plain_finding(found: FindingLine, clause: str) -> str:
+    """What :func:`print_finding` prints of a finding."""
+    out = io.StringIO()
+    print_finding(make_console(out), found, clause, "")
+    return out.getvalue()
+
+
+def print_summary(out: Console, report: RunReport, folder: str, shown: str = "") -> None:
+    """Print a report on one screen: new findings by cause, counts, what was not reached, and the exit code. ``shown``: the finding that was
+    shown in full before; it is not repeated if it is the only one."""
     from shardlaw.conformance.report.markdown import MANY_FEATURES, count_and_list, declared_lines, headline, missing_features
     from shardlaw.conformance.report.run_report import EXIT_MEANINGS
 
     target, totals = report.target, report.totals
     out.print()
-    _print_new(out, report, folder)
+    _print_new(out, report, folder, shown)
     out.print(
         f"{target.name} ({target.device}, {target.backend}, torch {target.torch}), up to {target.world_size} ranks, "
         f"profile {report.profile}, seed {report.seed}: {totals.cases} cases, {totals.distinct} distinct, in {report.seconds:.0f} s"
@@ -289,7 +300,7 @@ def print_not_judged(report: RunReport) -> None:
         print("; ".join(["shardlaw: no case was judged", *reasons[:3]]), file=sys.stderr)
 
 
-def _print_new(out: Console, report: RunReport, folder: str) -> None:
+def _print_new(out: Console, report: RunReport, folder: str, shown: str) -> None:
     from shardlaw.conformance.report.markdown import common_lines
 
     clauses = {law.id: law.clause for law in report.laws}
@@ -297,6 +308,10 @@ def _print_new(out: Console, report: RunReport, folder: str) -> None:
     if not causes:
         return
     count = len(report.new())
+    (only, *_), *_ = causes
+    if count == 1 and _plain_finding(only, clauses.get(only.law, "")) == shown:
+        out.print(Text.assemble((only.kind, "bold red"), f" {only.id} {only.text} (shown above)\n"))
+        return
     if count > 1:
         out.print(
             Text(

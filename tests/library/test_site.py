@@ -89,5 +89,10 @@ def test_the_first_hour_finds_what_it_says_and_its_mends_mend_it(hour: Path) -> 
     (hour / "ring.py").write_text(text)
     assert shardlaw(hour, "replay", "shardlaw-report").returncode == 0
     behind = shardlaw(hour, "run", "--target", "ring", "collective.all-reduce")
+    assert {path.name for path in hour.iterdir()} <= {"ring.py", "shardlaw.toml", "shardlaw-report", "__pycache__"}
+    (features,) = re.findall(r"^ +features: .*edge.*$", HOUR, re.MULTILINE)
+    assert features.strip() in behind.stdout
+    (of_gloo,) = re.findall(r"`shardlaw replay '(collective.reduce .*?)'`", HOUR)
+    assert "which is expected: On gloo, a maximum" in shardlaw(hour, "replay", of_gloo).stdout
     named = re.findall(r"^    wrong-\w+ [0-9a-f]{8}$", HOUR, re.MULTILINE)
     assert [name.strip() in found.stdout + behind.stdout for name in named] == [True] * 3, behind.stdout
