@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 ALL_NAMED = 20
+
+
+NUMBERS = {"integer": "whole number", "number": "number"}  # typer's words and ours
 
 
 class UsageError(Exception):
@@ -56,3 +60,12 @@ def convert_table(
         except msgspec.ValidationError:
             raise refuse(key, f"{key} = {value!r}: want {wanted}") from None
     return found
+
+
+def explain_parser_error(error: Any) -> str:
+    """The message of typer about arguments that it cannot parse, with what would be right."""
+    message = error.format_message().replace("Value error, ", "")
+    message = re.sub("Input should be a valid (integer|number), .*", lambda found: f"want a {NUMBERS[found[1]]}", message)
+    context = getattr(error, "ctx", None)
+    lacks_hint = message.startswith(("No such", "Got unexpected")) and not re.search("Did you mean|Possible options", message)
+    return f"{message.rstrip('.')}; see {context.command_path} --help" if context and lacks_hint else message

@@ -7,7 +7,6 @@ stderr; 3 the run could not be finished; 130 interrupted, 143 terminated.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from shardlaw import __version__
-from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.errors import UsageError, explain_parser_error
 from shardlaw.conformance.world import signals
 from shardlaw.conformance.world.garbage import collect_rarely
 from shardlaw.conformance.world.hosts import torchrun
@@ -40,7 +39,6 @@ Where to begin:
   shardlaw laws redistribute.local    what a law says, and what its cases may say
 """
 
-NUMBERS = {"integer": "whole number", "number": "number"}  # typer's words and ours
 Laws = Annotated[list[str] | None, typer.Argument(metavar="LAW", help="Law ids; * and ? are special, a leading ! excludes.")]
 TargetName = Annotated[str, typer.Option("--target", metavar="NAME", help="What to validate; see 'shardlaw targets'.")]
 
@@ -381,21 +379,12 @@ def _run_command(arguments: list[str]) -> int:
             return signals.acknowledge_stop()
         # typer brings its own copy of click, whose errors have no public name
         if hasattr(error, "format_message"):
-            return _refuse(_explain(error))
+            return _refuse(explain_parser_error(error))
         import traceback
 
         traceback.print_exc()
         print(f"shardlaw: internal error: {type(error).__name__}; this is a fault of shardlaw", file=sys.stderr)
         return 3
-
-
-def _explain(error: Any) -> str:
-    """The message of typer about arguments that it cannot parse, with what would be right."""
-    message = error.format_message().replace("Value error, ", "")
-    message = re.sub("Input should be a valid (integer|number), .*", lambda found: f"want a {NUMBERS[found[1]]}", message)
-    context = getattr(error, "ctx", None)
-    lacks_hint = message.startswith(("No such", "Got unexpected")) and not re.search("Did you mean|Possible options", message)
-    return f"{message.rstrip('.')}; see {context.command_path} --help" if context and lacks_hint else message
 
 
 def _refuse(message: str) -> int:
