@@ -10,8 +10,6 @@ from typing import Any
 import msgspec
 
 ALL_NAMED = 20
-
-
 NUMBERS = {"integer": "whole number", "number": "number"}  # typer's words and ours
 
 
