@@ -173,7 +173,7 @@ def test_dropout_that_there_is_none_of_cannot_be_asked(tmp_path: Path, capsys: p
     ("arguments", "make", "said"),
     [
         ([], "none", "has no function none"),
-        ([], "other", "make returned 3: want a shardlaw.Twin"),
+        ([], "other", "make returned 5: want a shardlaw.Twin"),
         ([], "noisy", "gives another value when it runs again, first at (the model): its output 0"),
         ([], "broken", "the whole model does not run"),
         (["--option", "flaw=row"], "make", "unexpected keyword argument 'flaw'"),
