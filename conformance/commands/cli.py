@@ -151,7 +151,7 @@ def repro(
     ],
     output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Default: print it.")] = None,
 ) -> int:
-    """Write a finding's script, torch alone: 1 while the fault is there."""
+    """Write the script of a finding, which needs torch alone."""
     from shardlaw.conformance.commands.replay import reproducer_of
 
     _write_output(reproducer_of(finding), output)
@@ -169,7 +169,7 @@ def _write_output(text: str, output: Path | None) -> None:
         raise UsageError(f"-o {output}: cannot be written: {error.strerror}") from None
 
 
-expect = typer.Typer(help="Expectations: known findings, each with a reason.", rich_markup_mode=None, pretty_exceptions_enable=False)
+expect = typer.Typer(help="Write down known findings, each with a reason.", rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(expect, name="expect")
 
 
@@ -201,7 +201,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     page: Annotated[bool, typer.Option("--page", help="Also write what changed into the second's report.html.")] = False,
 ) -> int:
-    """Two reports side by side; exit 1 when the second is worse.
+    """Compare two reports; exit 1 when the second is worse.
 
     Else exit 2 when the two were not asked the same. Two nights, two versions of torch, or a target of your own against gloo: findings that
     are new, gone or changed, laws with another outcome, features no longer reached, and which cases only one of them judged.
@@ -238,7 +238,7 @@ def board(
     reports: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Reports of certified runs.")],
     output: Annotated[Path, typer.Option("-o", metavar="FILE", help="Where the page goes.")] = Path("shardlaw-board.html"),
 ) -> int:
-    """One page of many certified runs: target by profile and release."""
+    """Write one page of many certified runs, by target and profile."""
     from shardlaw.conformance.commands.board import render_board as page
 
     _write_output(page(reports, output.parent), output)
@@ -251,7 +251,7 @@ def trend(
     reports: Annotated[list[Path], typer.Argument(metavar="REPORT", help="Reports of many nights, in any order.")],
     output: Annotated[Path, typer.Option("-o", metavar="FILE", help="Where the page goes.")] = Path("shardlaw-trend.html"),
 ) -> int:
-    """One page of what came and went over many runs."""
+    """Write one page of what came and went over many runs."""
     from shardlaw.conformance.report.trend import render_trend as page
 
     _write_output(page(reports, output.parent), output)
@@ -265,7 +265,7 @@ def laws(
     features: Annotated[bool, typer.Option("--features", help="The features that cases may have, instead of laws.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> int:
-    """The catalogue of laws; of a few also what their cases may say."""
+    """List the laws; of a few also what their cases may say."""
     from shardlaw.conformance.commands.listing import list_features, list_laws
 
     print((list_features if features else list_laws)(tuple(laws or ()), as_json))
@@ -317,7 +317,7 @@ def twin(
     ] = False,
     no_shrink: Annotated[bool, typer.Option("--no-shrink", help="Do not look for the smallest that shows it.")] = False,
 ) -> int:
-    """Compare a sharded model with the whole one; exit 1 on a difference.
+    """Compare a sharded model with the whole; exit 1 on a difference.
 
     MAKE says how the model and a batch are made and how the model is sharded. It runs whole and on real ranks, forward, backward and some
     steps of its optimizer; what rounding may do to each tensor is worked out from the whole model. docs/twin.md has one in ten lines.

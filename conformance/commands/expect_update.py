@@ -27,7 +27,7 @@ from shardlaw.conformance.law.selection import matches
 from shardlaw.conformance.law.verdict import KINDS, collectives_in, error_pattern, place_names
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report, report_folder
 from shardlaw.conformance.report.separate import RANK_FEATURES, CaseTable, is_allowed, law_patterns, read_tables, separating_features
-from shardlaw.conformance.report.wording import one_line
+from shardlaw.conformance.report.wording import count_noun, one_line
 from shardlaw.conformance.run.entry import ANY_KIND, EMPTY_REASON, MIN_CASES, SIGNED_KINDS, Entry
 from shardlaw.conformance.run.expectation_file import read_entries
 from shardlaw.conformance.run.expectations import MAX_HOLDING_SHARE
@@ -311,7 +311,8 @@ def _doubtful_entries(report: RunReport) -> Iterator[str]:
 
 def _conclusion(output: Path, written: int, existing: Sequence[Entry]) -> str:
     drafts = written + sum(not entry.has_reason for entry in existing)
-    count = f"{written} {'entry' if written == 1 else 'entries'} written to {output}" if written else "nothing to write"
+    count = f"{count_noun(written, 'entry', 'entries')} written to {output}" if written else "nothing to write"
     if not drafts:
         return count
-    return f'{count}; say in place of reason = "{EMPTY_REASON}" what causes each, then: shardlaw run --expect {output}'
+    those = f"{count_noun(drafts, 'entry', 'entries')} of {output} {'has' if drafts == 1 else 'have'}"
+    return f'{count}; {those} reason = "{EMPTY_REASON}": say there what causes the finding, then: shardlaw run --expect {output}'

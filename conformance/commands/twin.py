@@ -27,6 +27,7 @@ def twin(
     """Run the comparison, print and write the result; returns 1 if the sharded model deviates, else 0. Raises :class:`UsageError`."""
     from shardlaw.conformance.report.writer import check_folder
     from shardlaw.conformance.twin.report import html_page, script, terminal_lines, to_json
+    from shardlaw.conformance.twin.session import Session
     from shardlaw.conformance.twin.session import twin as compare_twin
     from shardlaw.conformance.twin.spec import VALUES
 
@@ -36,18 +37,19 @@ def twin(
         if value not in VALUES:
             raise UsageError(f"--values {value}: unknown ({one_of(value, VALUES)})")
     check_folder("--report", report)
-    result = compare_twin(
-        make,
-        target=target,
-        options=_parse_pairs("--option", options),
-        sizes=_parse_sizes("--size", sizes),
-        values=values,
-        steps=steps,
-        seed=seed,
-        shrink=shrink,
-        resume=_parse_sizes("--resume", [text for text in resume if text != "same"]) if resume else None,
-        dropout=dropout,
-    )
+    with Session(target, tell=lambda text: print(f"  {text}", flush=True)) as session:
+        result = compare_twin(
+            make,
+            target=session,
+            options=_parse_pairs("--option", options),
+            sizes=_parse_sizes("--size", sizes),
+            values=values,
+            steps=steps,
+            seed=seed,
+            shrink=shrink,
+            resume=_parse_sizes("--resume", [text for text in resume if text != "same"]) if resume else None,
+            dropout=dropout,
+        )
     print(*terminal_lines(result), sep="\n", flush=True)
     try:
         report.mkdir(parents=True, exist_ok=True)

@@ -48,10 +48,10 @@ class Result:
 
 
 class Session:
-    """Live ranks for the twins of one process. A context manager."""
+    """Live ranks for the twins of one process. A context manager. ``tell`` is called with what is tried next."""
 
-    def __init__(self, target: str | Target = "gloo", seconds: float = SECONDS) -> None:
-        self._worlds = Worlds(target, timeout=seconds)
+    def __init__(self, target: str | Target = "gloo", seconds: float = SECONDS, tell: Callable[[str], None] = lambda text: None) -> None:
+        self._worlds, self._tell = Worlds(target, timeout=seconds), tell
         self._whole_runs: dict[str, WholeRun] = {}
 
     def __enter__(self) -> Session:
@@ -102,6 +102,7 @@ class Session:
         started = time.monotonic()
         seen: list[RunComparison] = []
         for values in kinds:
+            self._tell(f"values {values}: the whole model, and the sharded one on {plan.ranks} ranks")
             seen.append(self.run(replace(plan, values=values)))
             if resume is not None and not seen[-1].departs:
                 seen.append(self.run_resumed(replace(plan, values=values), resume))
@@ -114,6 +115,7 @@ class Session:
         if last.departure is not None and not last.plan.load and not last.plan.dropout:
             seen[-1] = replace(last, departure=self._with_first_op(last.departure))
             if shrink:
+                self._tell(f"something departs: looking for the smallest that shows it, {SHRINK_SECONDS:.0f} s or somewhat more")
                 smallest = self._shrink(last.departure)
         return Result(name or str(plan.make), tuple(seen), smallest, time.monotonic() - started)
 

@@ -204,7 +204,7 @@ def test_a_second_time_adds_nothing(shell: Shell) -> None:
     assert shell.file.read_text() == text
     assert f"shardlaw-expect.toml:6: accounts for {finding().id}: no entry added" in said
     assert "nothing to write" in said
-    assert "say in place of" in said, "a reason is still to be filled in"
+    assert 'nothing to write; 1 entry of shardlaw-expect.toml has reason = "...": say there what causes' in said
 
 
 def test_an_entry_that_was_made_more_general_accounts_for_its_finding(shell: Shell) -> None:

@@ -27,6 +27,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+    assert "..." not in done.stdout.partition("\nCommands:\n")[2].partition("Usage:")[0], "a sentence is cut"
     for command in ("run", "replay", "repro", "compare", "merge", "laws", "show", "targets", "doctor"):
         assert f"\n  {command} " in done.stdout
 

@@ -84,7 +84,7 @@ def live() -> Iterator[Session]:
 @pytest.fixture
 def same_ranks(live: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands use the ranks of earlier ones, instead of starting their own as the first test does."""
-    monkeypatch.setattr(session, "Session", lambda target: nullcontext(live))
+    monkeypatch.setattr(session, "Session", lambda target, tell: nullcontext(live))
 
 
 def twin(tmp_path: Path, *arguments: str, make: str = "make") -> int:
@@ -96,6 +96,7 @@ def twin(tmp_path: Path, *arguments: str, make: str = "make") -> int:
 def test_what_is_the_same_model_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert twin(tmp_path) == 0
     out = capsys.readouterr().out
+    assert out.startswith("  values exact: the whole model, and the sharded one on "), "what is tried is said at once"
     assert "exact: held" in out
     assert "float32: held" in out
     data = json.loads((tmp_path / "report" / "twin.json").read_bytes())

@@ -108,5 +108,5 @@ def run_call(call, group, work=None, start=start):
         "beside": is_stale(map(elements_outside, outs)),
         "written": error is not None and not is_stale(outs),
         "input": xs if error or name not in IN_PLACE else None,
-        "work": completed,
+        "is_completed()": completed,
     }

@@ -182,7 +182,7 @@ def draw_new_group(draw: st.DrawFn, limits: Limits) -> Case:
 )
 def new_group(mesh: MeshTable, device: Device, ranks: Literal["kept"] | None = None):
     """A new group lists its members in order, communicates among them, and can be destroyed and created again."""
-    found: dict[str, list[Any]] = {"outside": [], "members": [], "places": [], "traffic": []}
+    found: dict[str, list[Any]] = {"outside": [], "members": [], "places": [], "gathered": []}
     for turn in range(2):
         group = dist.new_group(mesh, sort_ranks=False) if ranks else dist.new_group(mesh)
         if dist.get_rank() not in mesh:
@@ -194,7 +194,7 @@ def new_group(mesh: MeshTable, device: Device, ranks: Literal["kept"] | None = N
         found["places"].append(([dist.get_group_rank(group, rank) for rank in listed], places))
         out = [torch.full((1,), STALE, device=device) for _ in mesh]
         dist.all_gather(out, torch.tensor([dist.get_rank() + 10 * turn], device=device), group=group)
-        found["traffic"].append(torch.cat(out).tolist())
+        found["gathered"].append(torch.cat(out).tolist())
         dist.destroy_process_group(group)
     return found
 
@@ -205,12 +205,12 @@ def _(mesh, ranks, rank: Rank):
         raise Meaningless(NO_RANK_ORDER)
     listed = list(mesh.ranks) if ranks else sorted(mesh.ranks)
     if rank not in listed:
-        return {"outside": [True, True], "members": [], "places": [], "traffic": []}
+        return {"outside": [True, True], "members": [], "places": [], "gathered": []}
     return {
         "outside": [],
         "members": [(listed, len(listed), listed.index(rank))] * 2,
         "places": [(list(range(len(listed))), listed)] * 2,
-        "traffic": [listed, [other + 10 for other in listed]],
+        "gathered": [listed, [other + 10 for other in listed]],
     }
 
 

@@ -97,7 +97,7 @@ def _(call, rank: Rank):
         "beside": True if is_defined else ...,
         "written": ...,
         "input": Either((None, inputs)) if call.in_place else inputs,
-        "work": True,
+        "is_completed()": True,
         "afterwards": [float(call.spec.size)] * 2,
     }
 

@@ -44,7 +44,7 @@ def collective_due(call, rank: Rank):
         "beside": True,
         "written": False,
         "input": unchanged,
-        "work": Of(True),
+        "is_completed()": Of(True),
         "refused": Alike(call.mesh) if refusable else ...,
     }
 

@@ -55,7 +55,7 @@ def concatenate(mesh: KeptNamedMesh, parts: Annotated[Any, MeshSlicesField()]):
     return {
         "joined": describe(joined),
         "equality": [joined == direct, hash(joined) == hash(direct)],
-        "traffic": reduce_ranks(joined),
+        "reduced": reduce_ranks(joined),
     }
 
 
@@ -66,7 +66,7 @@ def _(mesh, parts, rank: Rank):
     return {
         "joined": describe_due(joined, dim_names(mesh, dims), rank),
         "equality": [True, True],
-        "traffic": reduce_due(joined, rank),
+        "reduced": reduce_due(joined, rank),
     }
 
 
@@ -190,7 +190,7 @@ def unflatten_one(mesh: NamedMesh, of: Annotated[str, MeshDimsField()], sizes: S
     return {
         "cut": describe(cut),
         "slices": [describe(part) for part in slices],
-        "traffic": [reduce_ranks(part) for part in slices],
+        "reduced": [reduce_ranks(part) for part in slices],
     }
 
 
@@ -204,5 +204,5 @@ def _(mesh, of, sizes, rank: Rank):
     return {
         "cut": describe_due(cut, names, rank),
         "slices": [describe_due(part, (name,), rank) for part, name in zip(slices, names, strict=False)],
-        "traffic": [reduce_due(part, rank) for part in slices],
+        "reduced": [reduce_due(part, rank) for part in slices],
     }

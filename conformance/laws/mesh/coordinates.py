@@ -80,7 +80,7 @@ def groups(mesh: DeviceMesh):
         "no dim": without_dim is groups[0] if mesh.ndim == 1 else without_dim,
         "members": [sorted_ranks(group) for group in groups],
         "all groups": [first is second for first, second in zip(listed, groups, strict=False)],
-        "traffic": reduce_ranks(mesh),
+        "reduced": reduce_ranks(mesh),
     }
 
 
@@ -91,7 +91,7 @@ def _(mesh, rank: Rank):
         "no dim": Of(True) if mesh.ndim == 1 else Refused(),
         "members": [sorted(ranks) for ranks in dim_ranks(mesh, rank)],
         "all groups": [True] * mesh.ndim,
-        "traffic": reduce_due(mesh, rank),
+        "reduced": reduce_due(mesh, rank),
     }
 
 

@@ -170,7 +170,7 @@ def from_groups(mesh: MeshTable, groups: Literal["own", "sliced", "turned"], dev
     found = {
         "mesh": describe(created),
         "group": [created.get_group(name) is group for name, group in zip(names, given, strict=False)],
-        "traffic": reduce_ranks(created),
+        "reduced": reduce_ranks(created),
         "none": caught(lambda: make(groups=[])),
     }
     if table.ndim > 1:
@@ -190,6 +190,6 @@ def _(mesh, groups, rank: Rank):
     return {
         "mesh": describe_due(mesh, dim_names(mesh), rank),
         "group": [True] * mesh.ndim,
-        "traffic": reduce_due(mesh, rank),
+        "reduced": reduce_due(mesh, rank),
         **dict.fromkeys(refused, Refused((ValueError, RuntimeError, TypeError))),
     }

@@ -105,7 +105,7 @@ def init_backend(mesh: KeptNamedMesh, by: BACKENDS):
     if by in ("unknown", "both"):
         return {"refusal": caught(make)}
     created = make()
-    return {"mesh": describe(created), "traffic": reduce_ranks(created)}
+    return {"mesh": describe(created), "reduced": reduce_ranks(created)}
 
 
 @init_backend.due
@@ -114,7 +114,7 @@ def _(mesh, by, rank: Rank):
         raise Meaningless("this version of torch has no backend_override")
     if by in ("unknown", "both"):
         return {"refusal": Refused()}
-    return {"mesh": describe_due(mesh, dim_names(mesh), rank), "traffic": reduce_due(mesh, rank)}
+    return {"mesh": describe_due(mesh, dim_names(mesh), rank), "reduced": reduce_due(mesh, rank)}
 
 
 def reversed_mesh(mesh):
@@ -183,9 +183,9 @@ def view_refusals(mesh: NamedMesh, attempt: Annotated[str, WordField(VIEW_REFUSA
     before = hash(mesh), repr(mesh), mesh.mesh.tolist()
     got = caught(lambda: VIEW_REFUSALS[attempt](mesh, bare))
     unchanged = (hash(mesh), repr(mesh), mesh.mesh.tolist()) == before
-    return {"refusal": got, "afterwards": unchanged, "traffic": reduce_ranks(mesh)}
+    return {"refusal": got, "afterwards": unchanged, "reduced": reduce_ranks(mesh)}
 
 
 @view_refusals.due
 def _(mesh, rank: Rank):
-    return {"refusal": Refused(), "afterwards": True, "traffic": reduce_due(mesh, rank)}
+    return {"refusal": Refused(), "afterwards": True, "reduced": reduce_due(mesh, rank)}

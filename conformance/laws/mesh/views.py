@@ -62,7 +62,7 @@ def draw_slice(draw: st.DrawFn, limits: Limits) -> Case:
 def slice_by_names(mesh: NamedMesh, slice_: Dims):
     """A slice by names has the ranks of the table along these dims through this rank, and the groups of these dims."""
     view = mesh[slice_]
-    return {"slice": describe(view), "traffic": [sorted(ranks) for ranks in gather_ranks(view)]}
+    return {"slice": describe(view), "gathered": [sorted(ranks) for ranks in gather_ranks(view)]}
 
 
 @slice_by_names.due
@@ -70,7 +70,7 @@ def _(mesh, slice_, rank: Rank):
     view = slice_at(mesh, slice_, rank)
     return {
         "slice": describe_due(view, dim_names(mesh, slice_), rank),
-        "traffic": [sorted(ranks) for ranks in dim_ranks(view, rank)],
+        "gathered": [sorted(ranks) for ranks in dim_ranks(view, rank)],
     }
 
 
@@ -175,7 +175,7 @@ def flatten(mesh: NamedMesh, flatten: Dims, named: Literal["default", "itself"] 
     return found | {
         "itself": flat is view if len(flatten) == 1 else None,
         "group": flat.get_group() is repeated.get_group(),
-        "traffic": reduce_ranks(flat),
+        "reduced": reduce_ranks(flat),
         "origin": [mesh.mesh.tolist(), mesh.mesh_dim_names],
         "name": caught(lambda: compat.flatten_mesh(view, used_name)),
     }
@@ -190,7 +190,7 @@ def _(mesh, flatten, named, rank: Rank):
     return found | {
         "itself": True if len(flatten) == 1 else None,
         "group": True,
-        "traffic": reduce_due(flat, rank),
+        "reduced": reduce_due(flat, rank),
         "origin": Of([nested_ranks(mesh), dim_names(mesh)], "wrong-layout"),
         "name": Refused((ValueError, RuntimeError, KeyError)),
     }
