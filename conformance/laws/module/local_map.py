@@ -50,7 +50,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class FunctionPlacements:
-    """The placements of a function's inputs and outputs, the same along all mesh dims.
+    """The placements of a function's inputs and outputs, the same along all mesh dims, or those along one of them.
 
     ``outs``: one for each output, ``None`` where it is no tensor. ``b``: the shape of ``b`` for the shape of ``a`` and
     the number of ranks. ``grads``: the placements of the inputs' gradients, where they differ from those of the inputs.
@@ -84,21 +84,27 @@ def from_end(placement: Placement, tensor: TensorSpec) -> Placement:
     return S(placement.dim - len(tensor.shape)) if isinstance(placement, S) else placement
 
 
+def along_dims(at: Placement, ndim: int, along: int | None) -> list[Placement]:
+    """A placement along all mesh dims, or along one of them, with replicas along the others."""
+    return [at if along in (None, dim) else R() for dim in range(ndim)]
+
+
 def read_options(case: Case) -> dict[str, Any]:
     """The options of local_map: the placements of outputs, of inputs with ``checked``, and of gradients with
     ``grads``. Where ``checked`` is ``from-end``, the dims of the inputs count from the end."""
     function, ndim = PLACEMENTS[case.get("fn")], case.mesh().ndim
+    along = case.integer("along") if "along" in case else None
     checked = WordField(("no", "yes", "moved", "from-end")).parse(case.get("checked", "no"))
-    outs = tuple(at and [at] * ndim for at in function.outs)
+    outs = tuple(at and along_dims(at, ndim, along) for at in function.outs)
     options: dict[str, Any] = {"out_placements": outs if len(outs) > 1 else outs[0]}
     if checked != "no":
         ins = function.ins
         if checked == "from-end":
             ins = tuple(from_end(at, case.tensor(name)) for name, at in zip("ab", ins, strict=False))
-        options["in_placements"] = tuple([at] * ndim for at in ins)
+        options["in_placements"] = tuple(along_dims(at, ndim, along) for at in ins)
         options["redistribute_inputs"] = checked == "moved"
     if "grads" in case:
-        options["in_grad_placements"] = tuple([at] * ndim for at in function.grads or function.ins)
+        options["in_grad_placements"] = tuple(along_dims(at, ndim, along) for at in function.grads or function.ins)
     return options
 
 
@@ -111,7 +117,10 @@ def read_leaves(case: Case) -> list[DTensorValue]:
 def features_local_map(case: Case) -> set[str]:
     function, ndim = PLACEMENTS[case.get("fn")], case.mesh().ndim
     layouts = [operand(case, name).layout for name in "ab"[: len(function.ins)]]
-    required = [layout.replace((at,) * ndim) for layout, at in zip(layouts, function.ins, strict=True)]
+    along = case.integer("along") if "along" in case else None
+    required = [
+        layout.replace(tuple(along_dims(at, ndim, along))) for layout, at in zip(layouts, function.ins, strict=True)
+    ]
     found = {"local-map", f"way:{case.get('fn')}"} | ({"backward"} if "grads" in case else set())
     if len(function.outs) > 1:
         found.add("several-outputs")
@@ -130,9 +139,10 @@ def draw_local_map(draw: st.DrawFn, limits: Limits) -> Case:
     shape: Shape = tuple(draw(st.sampled_from([mesh.size, 2 * mesh.size, mesh.size + 1])) for _ in range(function.dims))
     sizes = [shape, function.b(shape, mesh.size)][: len(function.ins)]
     checked = draw(st.sampled_from([None, "yes", "moved", "moved", "from-end"]))
-    values: dict[str, Any] = {}
+    along = draw(st.sampled_from([None, *range(mesh.ndim)])) if mesh.ndim > 1 else None
+    values: dict[str, Any] = {"along": along}
     for key, size, required in zip("ab", sizes, function.ins, strict=False):
-        at: Placements = (required,) * mesh.ndim
+        at: Placements = tuple(along_dims(required, mesh.ndim, along))
         if checked == "moved" and not isinstance(required, Partial):
             at = draw(placements(mesh, len(size), kinds=("R", "S", "P")))
         values[key] = TensorSpec(size, at, "float64", "small")
@@ -166,8 +176,12 @@ def draw_local_map(draw: st.DrawFn, limits: Limits) -> Case:
         "mesh=2x2x2 a=8x8:S(1),S(1),S(1):float64:small b=8x3:S(0),S(0),S(0):float64:small fn=inner grads=1",
         "mesh=2 a=4x6:S(1):float64:small fn=columns-sum checked=from-end",
         "mesh=2 a=4:P(sum):float64:small fn=scale-pending checked=from-end grads=1",
+        # placements that two mesh dims exchange
+        "mesh=2x2 a=4x6:R,S(0):float64:small fn=rows-sum checked=moved along=0",
+        # gradients that are declared partial, of an input that is redistributed
+        "mesh=2 a=4x6:S(0):float64:small b=6x2:S(1):float64:small fn=by-columns checked=moved grads=1",
     ),
-    sweeps=12,
+    sweeps=16,
     features=features_local_map,
     needs=NEEDS,
     weight=0.3,
@@ -175,7 +189,7 @@ def draw_local_map(draw: st.DrawFn, limits: Limits) -> Case:
 def mapped(
     mesh: DeviceMesh,
     fn: Annotated[str, WordField(FUNCTIONS)],
-    options: Annotated[dict[str, Any], FromCase(read_options, "checked")],
+    options: Annotated[dict[str, Any], FromCase(read_options, "checked", "along")],
     inputs: Annotated[list[DTensor], FromCase(read_leaves, "a", "b")],
     grads: bool = False,
     decorator: bool = False,
@@ -202,7 +216,7 @@ def mapped(
 
 
 @mapped.due
-def _(mesh: Mesh, fn: str, inputs: list[Global], grads: bool, plain: bool):
+def _(mesh: Mesh, fn: str, inputs: list[Global], grads: bool, plain: bool, along: int | None = None):
     leaves: list[Any] = [x.full.clone().requires_grad_() for x in inputs]
     out = FUNCTIONS[fn](*leaves)
     outs = [*out] if isinstance(out, tuple) else [out]
@@ -210,7 +224,7 @@ def _(mesh: Mesh, fn: str, inputs: list[Global], grads: bool, plain: bool):
         outs[0].backward(torch.ones_like(outs[0]))
     return {
         "outputs": [
-            out if at is None else dtensor(mesh, out, *(at,) * mesh.ndim)
+            out if at is None else dtensor(mesh, out, *along_dims(at, mesh.ndim, along))
             for out, at in zip(outs, PLACEMENTS[fn].outs, strict=True)
         ],
         "plain": outs[0].detach() if plain else None,

@@ -197,8 +197,11 @@ LAWS = make_laws(
             "control": "mesh=2 x=4x5:S(1):float64 reduction=mean",
             "draw": partial(draw_loss, mesh_texts=("2", "2", "2", "3", "3", "4")),
             "draws": 14,
-            "sweep": texts("mesh=2 x=4x6:S(1):float64 reduction=none arrives=S(0)"),
-            "sweeps": 1,
+            "sweep": texts(
+                "mesh=2 x=4x6:S(1):float64 reduction=none arrives=S(0)",
+                "mesh=2 x=5x6:S(1):float64 reduction=mean ignore=1 weight=plain",
+            ),
+            "sweeps": 2,
             "weight": 0.2,
         },
         "module.loss-beside": {
