@@ -127,6 +127,18 @@ class GivenAll(AfterAlone):
         return tuple(torch.nn.functional.pad(part, pads) for part in (self.high, self.rest)), None
 
 
+class InUnlikeParts(AfterAlone):
+    """It is gathered as its rows, each divided by a number, and these numbers, into a plain tensor."""
+
+    def fsdp_pre_all_gather(self, mesh: Any) -> Any:
+        scales = 1 + self.full().abs().amax(1, keepdim=True)
+        return (self.full() / scales, scales), None
+
+    def fsdp_post_all_gather(self, outputs: Any, metadata: Any, dtype: torch.dtype, *, out: Any = None) -> Any:
+        full = outputs[0] * outputs[1]
+        return (full, (full,)) if out is None else out.data.copy_(full)
+
+
 class GivenTwo(AfterAlone):
     """Its hook takes two arguments, which no hook is given."""
 

@@ -173,6 +173,7 @@ Way = Literal[
     "failed-unsynced",
     "own-group",
     "kept-storage",
+    "layer-method",
 ]
 METHOD_CASES = (
     "mesh=2 model=mlp dims=5x7x3 way=prefetched-forward",
@@ -202,6 +203,7 @@ METHOD_CASES = (
     "mesh=2 model=mlp dims=5x7x3 way=own-group",
     "mesh=2x2 model=mlp dims=5x7x3 passes=2 way=own-group",
     "mesh=2 model=mlp dims=5x7x3 way=kept-storage",
+    "mesh=2 model=mlp dims=5x7x3 way=layer-method",
 )
 
 
@@ -227,6 +229,10 @@ def fsdp_methods(model: MLPModel, mesh: NamedMesh, inputs: Inputs, way: Way, pas
         model.applied = lambda x: model.net2(model.relu(model.net1(x)))
         fsdp.register_fsdp_forward_method(model, "applied")
         call = model.applied
+    if way == "layer-method":
+        model.net1.applied = lambda x: nn.functional.linear(x, model.net1.weight, model.net1.bias)
+        fsdp.register_fsdp_forward_method(model.net1, "applied")
+        model.forward = lambda x: model.net2(model.relu(model.net1.applied(x)))
     if way.startswith("failed"):
         fail_midway(model, inputs[0][0], way)
     optim, steps = torch.optim.SGD(model.parameters(), lr=0.5), []
@@ -294,6 +300,7 @@ GRADIENT_CASES = (
     "mesh=3 model=mlp dims=5x7x3 way=integers",
     "mesh=2 model=mlp dims=5x7x3 way=integers compute=float32",
     "mesh=3 model=mlp dims=5x7x3 way=factor passes=2",
+    "mesh=2 model=mlp dims=5x7x3 way=integers compute=float32 longs=1",
 )
 
 
@@ -304,10 +311,13 @@ def used_part(model: Any, way: str, index: int, number: int) -> Any:
     return [model.net1, model.net2, model][turns.get(way, 2)]
 
 
-def multiply_by_integers(model: Any) -> None:
-    """Give a model a frozen parameter of integers by which it multiplies its output."""
-    model.factors = nn.Parameter(torch.arange(1, model.net2.out_features + 1).byte(), requires_grad=False)
-    model.register_forward_hook(lambda module, _, out: out * module.factors)
+def multiply_by_integers(model: Any, longs: bool) -> None:
+    """Give a model a frozen parameter of integers by which it multiplies its output: bytes, or ``longs``, of which
+    float32 does not hold each."""
+    above, dtype = (2**24, torch.int64) if longs else (0, torch.uint8)
+    factors = torch.arange(above + 1, above + model.net2.out_features + 1, dtype=dtype)
+    model.factors = nn.Parameter(factors, requires_grad=False)
+    model.register_forward_hook(lambda module, _, out: out * (module.factors - above))
 
 
 @fsdp_law("told-otherwise", ", the methods of FSDPModule, ignored_params, shard_placement_fn", GRADIENT_CASES)
@@ -318,6 +328,7 @@ def changed_gradients(
     way: Literal["hook", "factor", "ignored", "unused", "meshes", "turns", "integers"],
     passes: int = 1,
     compute: torch.dtype | None = None,
+    longs: bool = False,
 ):
     """Hooks, divide factors, ignored and unused parameters, parameters of integers, and a mesh for each parameter
     change the gradients of a fully sharded model as documented, also where only the last pass shares them."""
@@ -325,7 +336,7 @@ def changed_gradients(
     if compute is not None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float64)
     if way == "integers":
-        multiply_by_integers(model)
+        multiply_by_integers(model, longs)
     if way == "ignored":
         options["ignored_params"] = {model.net2.bias}
     if way == "meshes":
@@ -352,9 +363,9 @@ def changed_gradients(
 
 
 @changed_gradients.due
-def _(model, mesh: Mesh, inputs: list[Pairs], way: str, passes: int, compute, rank: Rank):
+def _(model, mesh: Mesh, inputs: list[Pairs], way: str, passes: int, compute, longs, rank: Rank):
     if way == "integers":
-        multiply_by_integers(model)
+        multiply_by_integers(model, longs)
     divisor = {"hook": mesh.size / 2, "factor": 4.0}.get(way, mesh.size)
 
     def reduce_over(ranks: Sequence[int], divisor: float) -> tuple[list[torch.Tensor], dict[str, Any]]:

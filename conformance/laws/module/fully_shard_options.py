@@ -101,6 +101,8 @@ def fully_sharded(
     freezes: bool = False,
     asks: Literal["late", "turns"] | None = None,
     passed: bool = False,
+    recurse: bool = True,
+    named: bool = False,
 ):
     options = {"mesh": mesh, "reshard_after_forward": reshard}
     if compute is not None:
@@ -123,10 +125,10 @@ def fully_sharded(
             if asks is not None:
                 set_requires_grad(model, asks, number == passes - 1)
             if synced == "held":  # each pass reduces over the ranks that shard, the last one over the replicas too
-                model.set_requires_all_reduce(number == passes - 1)  # type: ignore[operator]
+                model.set_requires_all_reduce(number == passes - 1, recurse=recurse)  # type: ignore[operator]
             elif synced is not None:
                 model.set_requires_gradient_sync(number == passes - 1 or synced == "each")  # type: ignore[operator]
-            outs.append(model(x))
+            outs.append(model(x=x) if named else model(x))
             outs[-1].backward(grad.to(outs[-1].dtype))
             if synced in ("last", "held") and number < passes - 1:  # a shard of a gradient takes communication
                 early.update(name for name, parameter in model.named_parameters() if parameter.grad is not None)
@@ -160,6 +162,7 @@ def fully_sharded_due(
     freezes,
     asks,
     passed,
+    recurse,
     rank: Rank,
 ):
     dtype = compute or torch.float64
@@ -173,6 +176,9 @@ def fully_sharded_due(
 
     steps: list[Any] = [{"parameters": due(copied_parameters(model))}]
     looks: dict[str, Any] = {}
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    # if the model alone is told, its layers reduce in every pass
+    early = [name for name, _ in model.named_parameters() if not recurse and name.rpartition(".")[0] in layers]
     for step in range(2):
         trained, outs = copy.deepcopy(model).to(dtype), []
         if freezes and step:
@@ -185,7 +191,12 @@ def fully_sharded_due(
         grads = reduced_gradients(trained)
         sgd(model, grads)
         steps.append(
-            {"forward": outs, "early": [], "gradients": due(grads), "parameters": due(copied_parameters(model))}
+            {
+                "forward": outs,
+                "early": sorted(early),
+                "gradients": due(grads),
+                "parameters": due(copied_parameters(model)),
+            }
         )
     if looked:  # in the dtype that the model computes in
         full = {name: parameter.detach().to(dtype) for name, parameter in model.named_parameters(recurse=not units)}
@@ -338,6 +349,8 @@ SWEEPS = {
         "mesh=2x2 model=mlp dims=5x5x5 reshard=yes passes=2 synced=held asks=turns",
         "mesh=2x2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=held asks=late",
         "mesh=2 model=mlp dims=5x7x3 reshard=yes units=1 passes=2 synced=last",
+        # the model itself, without its layer
+        "mesh=2x2 model=norm dims=5x7 reshard=yes units=1 passes=2 synced=held recurse=no",
     ),
     "partly": (
         "mesh=4 model=mlp dims=4x8x4 reshard=2 units=1 dim=1",
@@ -359,6 +372,7 @@ SWEEPS = {
         "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64",
         "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64 asks=late",
         "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 asks=late",
+        "mesh=2 model=mlp dims=5x7x3 reshard=yes compute=float32 named=1",
     ),
 }
 LAWS = make_laws(

@@ -19,6 +19,7 @@ from shardlaw.conformance.laws.module.act_helpers import (
     GivenAll,
     GivenMesh,
     GivenTwo,
+    InUnlikeParts,
     TwoParts,
 )
 from shardlaw.conformance.laws.module.fsdp_methods import Inputs, MLPModel
@@ -43,6 +44,7 @@ HOOKS: dict[str, Any] = {
     "before": BeforeAlone,
     "after": AfterAlone,
     "two": GivenTwo,
+    "unlike": InUnlikeParts,
 }
 CASES = (
     "mesh=2 model=mlp dims=5x7x3 hooks=all",
@@ -53,6 +55,7 @@ CASES = (
     "mesh=2 model=mlp dims=5x7x3 hooks=after",
     "mesh=2 model=mlp dims=5x7x3 hooks=two",
     "mesh=4 model=mlp dims=5x8x4 hooks=mesh reshard=2",
+    "mesh=2 model=mlp dims=5x6x4 hooks=unlike",
 )
 
 
@@ -88,7 +91,7 @@ def gather_hooks(
     model: MLPModel,
     mesh: NamedMesh,
     inputs: Inputs,
-    hooks: Literal["mesh", "all", "before", "after", "two"],
+    hooks: Literal["mesh", "all", "before", "after", "two", "unlike"],
     units: bool = False,
     reshard: Reshard = True,
 ):
