@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch.autograd import forward_ad
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from shardlaw.conformance.law.act import law, texts
@@ -22,8 +22,9 @@ FirstAction = Literal[
     "loaded", "beside", "evaluated", "inferred", "frozen", "cast", "dropped", "dropped-held", "hooked", "slope", "own"
 ]
 Action = Literal[
-    FirstAction, "inner", "changed", "changes", "tangent", "jvp", "assigned", "recomputed", "recomputed-whole"
-]
+    FirstAction, "inner", "changed", "changes", "tangent", "jvp", "assigned", "recomputed", "recomputed-whole",
+    "recomputed-twice",
+]  # fmt: skip
 CASES = (
     *(f"mesh=2 model=mlp dims=5x7x3 does={does}" for does in get_args(FirstAction) if does != "dropped-held"),
     "mesh=2x2 model=mlp dims=5x7x3 does=dropped-held",
@@ -50,6 +51,7 @@ CASES = (
     "mesh=2 model=mlp dims=5x7x3 does=recomputed units=1 reshard=yes",
     "mesh=2 model=mlp dims=5x7x3 does=recomputed",
     "mesh=2 model=mlp dims=5x7x3 does=recomputed-whole units=1 reshard=yes",
+    "mesh=2 model=mlp dims=5x5x5 does=recomputed-twice units=1 compute=float32",
 )
 
 
@@ -70,7 +72,8 @@ def recomputed(module: Any, x: torch.Tensor) -> Any:
 
 def add_hooks(model: Any, does: str) -> None:
     """Give a model hooks, before it is sharded: ``own`` has it return an object, ``changed`` a view, and ``changes``
-    has its first layer change its input in place."""
+    has its first layer change its input in place; ``recomputed`` and ``recomputed-twice`` have layers run again in the
+    backward pass."""
     if does == "own":
         model.register_forward_hook(lambda *hook_arguments: OwnResult(hook_arguments[-1]))
     if does == "changed":
@@ -79,6 +82,8 @@ def add_hooks(model: Any, does: str) -> None:
         model.net1.register_forward_pre_hook(lambda _, inputs: (inputs[0].mul_(2),))
     if does == "recomputed":
         model.forward = lambda x: recomputed(model.net2, model.relu(recomputed(model.net1, x)))
+    if does == "recomputed-twice":
+        model.forward = lambda x: model.net2(recomputed(lambda y: model.net1(model.relu(model.net1(y))), x))
 
 
 def push_forward(model: Any, x: torch.Tensor, does: str) -> Any:
@@ -167,23 +172,31 @@ def train(model: Any, batches: Sequence[Pairs], does: str) -> dict[str, Any]:
     weight=0.2,
 )
 def between_steps(
-    model: MLPModel, mesh: NamedMesh, inputs: Inputs, does: Action, reshard: Reshard | None = None, units: bool = False
+    model: MLPModel,
+    mesh: NamedMesh,
+    inputs: Inputs,
+    does: Action,
+    reshard: Reshard | None = None,
+    units: bool = False,
+    compute: torch.dtype | None = None,
 ):
     """A fully sharded model behaves as the dense one when it is evaluated, loaded, cast or frozen between steps, when
     gradients are dropped, changed or differentiated, when it returns an object, when the loss is made of what a layer
     gives, when its input or output is changed in place, when it is differentiated in forward mode, and when it is
-    computed again in the backward pass."""
+    computed again in the backward pass, in a lower precision too."""
     add_hooks(model, does)
+    output = None if compute is None else torch.float64
+    policy = MixedPrecisionPolicy(param_dtype=compute, output_dtype=output)
     for unit in [model.net1, model.net2, model] if units else [model]:
-        fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     return train(model, [[pair] for pair in inputs], does)
 
 
 @between_steps.due
-def _(model, mesh: Mesh, inputs: list[Pairs], does: str, rank: Rank):
+def _(model, mesh: Mesh, inputs: list[Pairs], does: str, compute, rank: Rank):
     add_hooks(model, does)
     trained = train(model, inputs, does)
     for step in trained["steps"]:
-        step["forward"] = [Near(step["forward"][mesh.ranks.index(rank)])]
-        step["gradients"] = claimed(step["gradients"], mesh)
+        step["forward"] = [Near(step["forward"][mesh.ranks.index(rank)], compute)]
+        step["gradients"] = claimed(step["gradients"], mesh, compute)
     return {"steps": trained["steps"], "trained": Of(trained["trained"])}

@@ -77,9 +77,14 @@ def take_step(model: Any, optim: torch.optim.Optimizer) -> dict[str, Any]:
 # What is due
 
 
-def claimed(tensors: Mapping[str, torch.Tensor | None], mesh: Mesh) -> dict[str, Any]:
+def claimed(
+    tensors: Mapping[str, torch.Tensor | None], mesh: Mesh, rounding: torch.dtype | None = None
+) -> dict[str, Any]:
     """Due tensors by name, under whatever placements they claim; ``None`` stays ``None``."""
-    return {name: None if full is None else Claimed(full, mesh, exact=False) for name, full in tensors.items()}
+    return {
+        name: None if full is None else Claimed(full, mesh, exact=False, rounding=rounding)
+        for name, full in tensors.items()
+    }
 
 
 def mean_backward(model: Any, pairs: Pairs, divisor: float = 0) -> list[torch.Tensor]:
