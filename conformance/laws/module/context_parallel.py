@@ -134,13 +134,14 @@ def _(mesh: Mesh, length: int, of: str, around: str, rank: Rank):
 
 def attend(query: Any, key: Any, value: Any, *, is_causal: bool = False) -> tuple[Any, Any]:
     """Attention of queries to keys that groups of their heads share, and the logarithms of what its rows are divided
-    by."""
-    groups = query.shape[1] // key.shape[1]
+    by, which are float32 whatever the dtype of the attention."""
+    groups, dtype = query.shape[1] // key.shape[1], query.dtype
+    query, key, value = query.float(), key.float(), value.float()
     scores = query @ key.repeat_interleave(groups, 1).transpose(-1, -2)
     if is_causal:
         scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, float("-inf"))
     sums = scores.logsumexp(-1)
-    return (scores - sums.unsqueeze(-1)).exp() @ value.repeat_interleave(groups, 1), sums
+    return ((scores - sums.unsqueeze(-1)).exp() @ value.repeat_interleave(groups, 1)).to(dtype), sums
 
 
 def attend_backward(
@@ -148,7 +149,8 @@ def attend_backward(
 ) -> tuple[Any, ...]:
     """The gradients of :func:`attend`, for keys that may be some of those that ``out`` and ``logsumexp`` are made
     of."""
-    heads, groups = key.shape[1], query.shape[1] // key.shape[1]
+    heads, groups, dtype = key.shape[1], query.shape[1] // key.shape[1], query.dtype
+    grad_out, query, key, value, out = grad_out.float(), query.float(), key.float(), value.float(), out.float()
     keys, values = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = query @ keys.transpose(-1, -2)
     if is_causal:
@@ -157,7 +159,7 @@ def attend_backward(
     slopes = shares * (grad_out @ values.transpose(-1, -2) - (grad_out * out).sum(-1, keepdim=True))
     grad_key = (slopes.transpose(-1, -2) @ query).unflatten(1, (heads, groups)).sum(2)
     grad_value = (shares.transpose(-1, -2) @ grad_out).unflatten(1, (heads, groups)).sum(2)
-    return slopes @ keys, grad_key, grad_value
+    return (slopes @ keys).to(dtype), grad_key.to(dtype), grad_value.to(dtype)
 
 
 def attention_inputs(length: int, others: int, groups: int, seed: int, device: str | None = None) -> list[torch.Tensor]:
@@ -166,13 +168,16 @@ def attention_inputs(length: int, others: int, groups: int, seed: int, device: s
     return [eighths(shape, seed + number).float().to(device) for number, shape in enumerate(shapes)]
 
 
-def attention_due(length: int, others: int, groups: int, seed: int, causal: bool) -> list[Any]:
-    """The attention of :func:`attention_inputs`, its logarithms and its gradients."""
+def attention_due(
+    length: int, others: int, groups: int, seed: int, causal: bool, dtype: torch.dtype = torch.float32
+) -> list[Any]:
+    """The attention of :func:`attention_inputs` in a dtype, its logarithms and its gradients."""
     *inputs, grad = attention_inputs(length, others, groups, seed)
     leaves = [tensor.requires_grad_() for tensor in inputs]
     out, sums = attend(*leaves, is_causal=causal)
     out.backward(grad)
-    return [Near(tensor.detach()) for tensor in (out, sums)] + [Near(leaf.grad) for leaf in leaves]
+    grads = [Near(leaf.grad.to(dtype)) for leaf in leaves if leaf.grad is not None]
+    return [Near(out.detach().to(dtype)), Near(sums.detach()), *grads]
 
 
 RING_CASES = (
@@ -188,6 +193,7 @@ RING_CASES = (
     "mesh=2 length=6 others=10 causal=no rotate=alltoall",
     "mesh=4 length=4 others=12 causal=no",
     "mesh=2x2 length=6 causal=no rotate=alltoall",
+    "mesh=2 length=8 causal=yes dtype=bfloat16",
 )
 
 
@@ -210,12 +216,15 @@ def ring_attention(
     others: int | None = None,
     groups: int = 1,
     rotate: Literal["allgather", "alltoall"] = "allgather",
+    dtype: torch.dtype = torch.float32,
 ):
     """Attention in which keys and values go round in a ring, and its gradients, put together again, are those of the
-    whole sequence, with a causal mask or without, dealt from both ends or not, whichever way they go round."""
+    whole sequence and have its dtype, with a causal mask or without, dealt from both ends or not, whichever way they
+    go round."""
     ring = mesh[mesh.mesh_dim_names[-1]]
     seed += rank // ring.size()  # each ring has sequences of its own
-    query, key, value, grad = parts = attention_inputs(length, others or length, groups, seed, ring.device_type)
+    inputs = attention_inputs(length, others or length, groups, seed, ring.device_type)
+    query, key, value, grad = parts = [part.to(dtype) for part in inputs]
     compat.set_rotate_method(rotate)
     try:
         with context_parallel(ring, buffers=[*parts], buffer_seq_dims=[2] * 4):
@@ -231,8 +240,8 @@ def ring_attention(
 
 
 @ring_attention.due
-def _(mesh: Mesh, length: int, causal: bool, seed: int, rank: Rank, others: int | None, groups: int):
-    due = attention_due(length, others or length, groups, seed + rank // mesh.shape[-1], causal)
+def _(mesh: Mesh, length: int, causal: bool, seed: int, rank: Rank, others: int | None, groups: int, dtype):
+    due = attention_due(length, others or length, groups, seed + rank // mesh.shape[-1], causal, dtype)
     return {"attention": due[:2], "gradients": due[2:]}
 
 

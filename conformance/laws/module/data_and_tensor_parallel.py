@@ -49,6 +49,10 @@ CASES = (
     "mesh=1x2 model=mlp dims=5x6x3 way=ddp",
     "mesh=2x2 model=mlp dims=5x4x3 way=ddp-named",
     "mesh=2x1x2 model=mlp dims=5x4x3 way=replicated",
+    # shards of unlike sizes, whose results are gathered
+    "mesh=2x2 model=mlp dims=5x7x3 way=ddp gathered=1",
+    # a module in modules
+    "mesh=2x2 model=mlp dims=5x4x3 way=ddp nested=1",
 )
 
 
@@ -94,10 +98,13 @@ def both_parallel(
     mesh: NamedMesh,
     inputs: Annotated[Pairs, FromCase(lambda case: read_rank_batches(case, shared=True))],
     way: Literal["fully", "told", "flat", "replicated", "remade", "wrapped", "ddp", "ddp-named"],
+    gathered: bool = False,
+    nested: bool = False,
 ):
     """A tensor-parallel model with data parallelism along the other dims of its mesh has the dense output, and its
     parameters take the dense steps, with the mean of all gradients."""
     names, spmd = mesh.mesh_dim_names, way in ("told", "flat", "replicated", "remade")
+    ddp_parameters = dict[str, Any]()
     compat.op_plans()  # drop cached plans: they may hold an equal mesh of another case
     if way == "remade":
         shard_layers(copy.deepcopy(model), DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names))
@@ -105,7 +112,9 @@ def both_parallel(
         shard_layers(model, mesh)
         fully_shard(model, mesh=mesh, dp_mesh_dims=data_dims(way, names[:-1]))
     else:
-        parallelize_module(model, mesh[names[-1]], {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
+        between = Replicate() if gathered else None
+        plan = {"net1": ColwiseParallel(output_layouts=between), "net2": RowwiseParallel(input_layouts=between)}
+        parallelize_module(model, mesh[names[-1]], plan)
         data = mesh[names[:-1]]
         if way == "fully":
             fully_shard(model, mesh=data)
@@ -115,9 +124,10 @@ def both_parallel(
             )
             FullyShardedDataParallel.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
         if way.startswith("ddp"):
-            compat.pre_dp_module_transform(model)
-            model = DistributedDataParallel(model, process_group=data.get_group())
-    ddp_parameters = dict(model.module.named_parameters()) if way == "ddp" else {}
+            whole = nn.Sequential(nn.Sequential(model)) if nested else model
+            compat.pre_dp_module_transform(whole)
+            ddp_parameters = dict(model.named_parameters()) if way == "ddp" else {}
+            model = DistributedDataParallel(whole, process_group=data.get_group())
 
     def state() -> dict[str, Any]:
         if way in ("wrapped", "ddp"):
