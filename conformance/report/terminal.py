@@ -70,7 +70,6 @@ class Terminal:
         self._worst_rank = len(SEVERITY)
         self._start = self._last_refresh = time.monotonic()
         self._live: Live | None = None
-        self._first = ""
 
     def show_request(self, request: RunRequest, target: Target) -> None:
         """Show the request, before torch is loaded."""
@@ -129,7 +128,6 @@ class Terminal:
         self._print(Text(f"\nfirst finding, {time.monotonic() - self._start:.0f} s after the start:"))
         print_finding(self.console, found, clause, self._folder)
         self._print(Text(""))
-        self._first = _plain_finding(found, clause)
 
     def on_law_end(self, result: LawResult) -> None:
         """A law is finished."""
@@ -144,7 +142,7 @@ class Terminal:
 
         self._stop()
         report = last_report or build_report(run, exit_code)
-        print_summary(self.console, report, str(run.request.report), self._first)
+        print_summary(self.console, report, str(run.request.report))
         annotate(report, run.request.report, self.console.file)
         if run.failure is None:  # else the failure was printed
             print_not_judged(report)
@@ -211,22 +209,14 @@ def print_finding(out: Console, found: FindingLine, clause: str, folder: str) ->
         _prose(out, f"({one_line(found.note)})")
 
 
-def _plain_finding(found: FindingLine, clause: str) -> str:
-    """What :func:`print_finding` prints of a finding."""
-    out = io.StringIO()
-    print_finding(make_console(out), found, clause, "")
-    return out.getvalue()
-
-
-def print_summary(out: Console, report: RunReport, folder: str, shown: str = "") -> None:
-    """Print a report on one screen: new findings by cause, counts, what was not reached, and the exit code. ``shown``: the finding that was
-    shown in full before; it is not repeated if it is the only one."""
+def print_summary(out: Console, report: RunReport, folder: str) -> None:
+    """Print a report on one screen: new findings by cause, counts, what was not reached, and the exit code."""
     from shardlaw.conformance.report.markdown import MANY_FEATURES, count_and_list, declared_lines, headline, missing_features
     from shardlaw.conformance.report.run_report import EXIT_MEANINGS
 
     target, totals = report.target, report.totals
     out.print()
-    _print_new(out, report, folder, shown)
+    _print_new(out, report, folder)
     out.print(
         f"{target.name} ({target.device}, {target.backend}, torch {target.torch}), up to {target.world_size} ranks, "
         f"profile {report.profile}, seed {report.seed}: {totals.cases} cases, {totals.distinct} distinct, in {report.seconds:.0f} s"
@@ -300,7 +290,7 @@ def print_not_judged(report: RunReport) -> None:
         print("; ".join(["shardlaw: no case was judged", *reasons[:3]]), file=sys.stderr)
 
 
-def _print_new(out: Console, report: RunReport, folder: str, shown: str) -> None:
+def _print_new(out: Console, report: RunReport, folder: str) -> None:
     from shardlaw.conformance.report.markdown import common_lines
 
     clauses = {law.id: law.clause for law in report.laws}
@@ -308,10 +298,6 @@ def _print_new(out: Console, report: RunReport, folder: str, shown: str) -> None
     if not causes:
         return
     count = len(report.new())
-    (only, *_), *_ = causes
-    if count == 1 and _plain_finding(only, clauses.get(only.law, "")) == shown:
-        out.print(Text.assemble((only.kind, "bold red"), f" {only.id} {only.text} (shown above)\n"))
-        return
     if count > 1:
         out.print(
             Text(

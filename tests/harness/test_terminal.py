@@ -161,17 +161,6 @@ def test_progress_says_nothing_before_ten_seconds_of_cases_and_no_rate_of_none(r
     assert out.getvalue() == "5 laws, up to 50 cases\n[  11 s] 1/5 mesh.groups: 1 case, 0 new, 0 expected\n"
 
 
-def test_a_sole_finding_is_told_in_full_once(run: FakeRun) -> None:
-    out = io.StringIO()
-    terminal = Terminal("r", out)
-    run.take(finding())
-    (found,) = run.update(1).findings
-    terminal.on_finding(found, "What op.forward[mean] says.")
-    terminal.on_run_end(run, 1, run.update(1))  # type: ignore[arg-type]
-    assert out.getvalue().count("rank 0: holds other elements") == 1
-    assert f"\nwrong-value {found.id} {CASE.text} (shown above)\n\n" in out.getvalue()
-
-
 class Screen(io.StringIO):
     def isatty(self) -> bool:
         return True
