@@ -104,11 +104,11 @@ def agrees(want, got):
 def tell(text):
     os.write(1, f"{text}\\n".encode())  # at once: ranks share the file
 
-def serve(rank, world, stage, joined):
+def serve(rank, world, stage, all_connected):
     signal.alarm($SECONDS)  # ends a rank that does not answer
 $WAITING    try:
 $JOINING        dist.init_process_group("$BACKEND", f"file://{folder}/.{stage.__name__}", rank=rank, world_size=world)
-        joined.wait()  # a rank that ends at once would take those along that still look for it
+        all_connected.wait()  # a rank that ends at once would take those along that still look for it
         want, got = stage(rank)
 $RETURNED        code = 0 if $RIGHT else 1
         compared = f"{'WRONG' if code else 'right'}\\n  expected {want}\\n  got {got}"
@@ -134,8 +134,8 @@ if __name__ == "__main__":  # a process that an act starts reads this file again
     with tempfile.TemporaryDirectory() as folder:
         for world, stage in [$STAGES]:
             fork = multiprocessing.get_context("fork")
-            joined = fork.Barrier(world)
-            ranks = [fork.Process(None, serve, f"rank {rank}", (rank, world, stage, joined)) for rank in range(world)]
+            all_connected = fork.Barrier(world)
+            ranks = [fork.Process(None, serve, f"rank {rank}", (rank, world, stage, all_connected)) for rank in range(world)]
             for rank in ranks:
                 rank.start()
             while alive := [rank.sentinel for rank in ranks if rank.exitcode is None]:
