@@ -132,10 +132,10 @@ def judge(ends):
 
 if __name__ == "__main__":  # a process that an act starts reads this file again
     with tempfile.TemporaryDirectory() as folder:
-        for world, stage in [$STAGES]:
+        for world, staged in [$STAGES]:
             fork = multiprocessing.get_context("fork")
             all_connected = fork.Barrier(world)
-            ranks = [fork.Process(None, serve, f"rank {rank}", (rank, world, stage, all_connected)) for rank in range(world)]
+            ranks = [fork.Process(None, serve, f"rank {rank}", (rank, world, staged, all_connected)) for rank in range(world)]
             for rank in ranks:
                 rank.start()
             while alive := [rank.sentinel for rank in ranks if rank.exitcode is None]:

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
+from typing import TypeGuard
 
 from shardlaw.conformance.law.script import ScriptError
 
@@ -60,7 +61,8 @@ def check_file(text: str, packages: Collection[str] = ()) -> None:
         if isinstance(node, ast.Name) and node.id in ("exec", "eval", "compile"):
             raise ScriptError(f"calls {node.id}: a reproducer holds its statements literally")
     defined = [name for node in tree.body for name in _defined_names(node)]
-    twice = sorted({name for name in defined if defined.count(name) > 1})
+    started = {node.id for block in tree.body if isinstance(block, ast.If) for node in ast.walk(block) if _is_bound(node)}
+    twice = sorted({name for name in defined if defined.count(name) > 1 or name in started})
     if twice:
         raise ScriptError(f"{', '.join(twice)} is defined twice: it may be a name of the template")
 
@@ -74,6 +76,10 @@ def _walk_statements(tree: ast.Module) -> Iterator[ast.AST]:
         for name in ("body", "orelse", "finalbody", "handlers", "cases"):
             inner = getattr(node, name, None)
             pending += inner if isinstance(inner, list) else []
+
+
+def _is_bound(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def _defined_names(node: ast.stmt) -> list[str]:

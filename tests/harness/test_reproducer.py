@@ -200,6 +200,7 @@ def test_imports_are_merged_and_cut() -> None:
         (Script((Stage(1, ("exec('1')", "return 1, 1")),)), "literally"),
         (Script((Stage(1, ("return 1, 1",)),), ("torch.ones(1)",)), "is no import"),
         (Script((Stage(1, ("return 1, 1",)),), constants=("agrees = 1",)), "defined twice"),
+        (Script((Stage(1, ("return 1, 1",)),), definitions=("def ranks():\n    pass",)), "ranks is defined twice"),
     ],
 )
 def test_what_cannot_be_told_is_said_rather_than_written(script: Script, message: str) -> None:
