@@ -147,6 +147,14 @@ def place_in_frame(frame: FrameSummary) -> str:
 
 
 @cache
+def _parse(file: str) -> ast.Module:
+    """The syntax tree of a source file; an empty one if it cannot be read."""
+    with suppress(OSError, SyntaxError, UnicodeDecodeError):
+        return ast.parse(Path(file).read_text("utf-8"))
+    return ast.Module([], [])
+
+
+@cache
 def _functions_in(file: str) -> list[tuple[str, int, int]]:
     """The functions that a source file defines: qualified name, first line with its decorators, last line."""
     found: list[tuple[str, int, int]] = []
@@ -158,8 +166,7 @@ def _functions_in(file: str) -> list[tuple[str, int, int]]:
                 found.append((f"{prefix}{child.name}", first, child.end_lineno or first))
             visit(child, f"{prefix}{child.name}." if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) else prefix)
 
-    with suppress(OSError, SyntaxError, UnicodeDecodeError):
-        visit(ast.parse(Path(file).read_text("utf-8")), "")
+    visit(_parse(file), "")
     return found
 
 
@@ -174,10 +181,7 @@ def _functions_at(place: str) -> list[ast.FunctionDef]:
     import torch
 
     file, _, first = _file(place).rpartition(":")
-    try:
-        tree = ast.parse((Path(torch.__file__).parents[1] / file).read_text("utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return []
+    tree = _parse(str(Path(torch.__file__).parents[1] / file))
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and _first_line(node) == int(first)]
 
 

@@ -106,7 +106,7 @@ def tell(text):
 
 def serve(rank, world, stage, all_connected):
     signal.alarm($SECONDS)  # ends a rank that does not answer
-$WAITING    try:
+$NOT_YET    try:
 $JOINING        dist.init_process_group("$BACKEND", f"file://{folder}/.{stage.__name__}", rank=rank, world_size=world)
         all_connected.wait()  # a rank that ends at once would take those along that still look for it
         want, got = stage(rank)
@@ -313,7 +313,7 @@ def _fill_template(branches: str, stages: str, join: ScriptTarget, about: FaultI
         BACKEND=join.backend,
         RIGHT="agrees(want, got) in (True, False)" if shows_error else "agrees(want, got)",  # reading a result may raise too
         RAISED=raised,
-        WAITING="    returned = False\n" * reads_returned,
+        NOT_YET="    returned = False\n" * reads_returned,
         RETURNED="        returned = True\n" * reads_returned,
         FAULT=FAULTS.get(about.kind, WRONG),
         CODES=f"2: another error, 3: lost a rank, 4: cannot read what was returned, -14: no answer in {limit} s",

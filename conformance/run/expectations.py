@@ -184,11 +184,12 @@ def load(files: Sequence[Path], laws: Sequence[Law], torch_version: str, target:
     known = {law.id: law for law in laws}
     aliases = {alias: law.id for law in laws for alias in law.aliases}
 
-    def check(entry: Entry, refuse: Refuse) -> None:
-        from shardlaw.conformance.run.case_check import check_case
-        from shardlaw.conformance.target.config import read_config, target_origins
+    from shardlaw.conformance.run.case_check import check_case
+    from shardlaw.conformance.target.config import read_config, target_origins
 
-        names = target_origins(read_config()) if entry.target else ()
+    names = target_origins(read_config()) if given else ()
+
+    def check(entry: Entry, refuse: Refuse) -> None:
         if entry.target and not any(glob(entry.target).fullmatch(name) for name in names):
             raise refuse("target", f"target = {entry.target!r}: matches no target ({one_of(entry.target, names)})")
         if entry.case and entry.applies_to(torch_version, target):

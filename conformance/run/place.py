@@ -79,12 +79,11 @@ def first_deviating_answer(verdict: Verdict) -> Answer | None:
 def add_decision(place: str, trace: Sequence[str]) -> str:
     """A place with the placements that it asked for and returned, or the last rule of its file did, from the last line of a trace that has
     them."""
-    decisions = [line.partition(": ")[2] for line in trace if line.startswith("op ")]
-    for name in (place, place.partition(", ")[2].rpartition(":")[0] + ":"):
-        for line in reversed(decisions):
-            if name in line:
-                return ",".join([place, *line.split(",")[2:]])
-    return place
+    decisions = [line.partition(": ")[2].split(",", 2) for line in trace if line.startswith("op ")]
+    own = [decision for decision in decisions if decision[:2] == place.split(",")[:2]]
+    file = place.partition(", ")[2].rpartition(":")[0]
+    beside = [decision for decision in decisions if file and decision[1:] and decision[1].strip().rpartition(":")[0] == file]
+    return ",".join([place, *(own or beside)[-1][2:]]) if own or beside else place
 
 
 def _hang_places(verdict: Verdict) -> Iterator[str]:
@@ -283,6 +282,8 @@ def _handed(evidence: Evidence, rule: str, below: Sequence[str]) -> list[str]:
     lambdas = {place for place in called if place.startswith("<lambda>")}
     called += [place for place in below if not lambdas.isdisjoint(evidence.callers.get(place, ()))]
     named = torch_trace.names_in(rule)
+    if not named:  # its source is not known
+        return []
     return [place for place in called if torch_trace.is_candidate(place) and place.partition(", ")[0].rpartition(".")[2] not in named]
 
 

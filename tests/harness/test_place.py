@@ -120,6 +120,13 @@ def test_a_helper_that_a_few_rules_share_comes_after_the_rule(monkeypatch: pytes
     assert find_places(verdict(*answers), [])[:2] == [RULE, few]
 
 
+def places_by_rule(
+    rule: str, steps: dict[int, tuple[Step, ...]], visited: dict[str, frozenset[int]], callers: dict[str, frozenset[str]]
+) -> list[str]:
+    noted = {rank: Evidence(tuple(replace(step, rule=rule) for step in its), visited, callers) for rank, its in steps.items()}
+    return find_places(verdict(*(Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())), [])
+
+
 @pytest.mark.parametrize(("rule", "handed"), [("register_map", True), ("register_map.rule", True), ("table_of_ops", False)])
 def test_what_is_handed_to_a_rule_comes_before_it(rule: str, handed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "torch/distributed/tensor/_ops/_handed_ops.py"
@@ -134,10 +141,8 @@ def test_what_is_handed_to_a_rule_comes_before_it(rule: str, handed: bool, tmp_p
         f"{name}, {where}:{at}" for name, at in (("register_map.rule", 2), ("helper", 6), ("squeeze_map", 9), ("<lambda>", 12))
     )
     callers = {own: frozenset[str](), helper: frozenset({own}), maps: frozenset({made}), made: frozenset({own})}
-    steps = ranks(right("aten.abs.default"), wrong()).items()
-    visited = dict.fromkeys(callers, frozenset({3}))
-    noted = {rank: Evidence(tuple(replace(step, rule=f"{rule}, {where}:2") for step in its), visited, callers) for rank, its in steps}
-    places = find_places(verdict(*(Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())), [])
+    steps = ranks(right("aten.abs.default"), wrong())
+    places = places_by_rule(f"{rule}, {where}:2", steps, dict.fromkeys(callers, frozenset({3})), callers)
     assert places[0] == (maps if handed else f"{rule}, {where}:2")
 
 
@@ -165,10 +170,7 @@ def test_what_a_rule_returns_as_its_own_comes_after_it(tmp_path: Path, monkeypat
     assert tail_calls(rule) == {4: "other", 5: "reduce"}
     callers = {rule: frozenset[str](), reduces: frozenset({rule}), others: frozenset({rule, reduces})}
     visited = {rule: frozenset({3, 5}), reduces: frozenset({8, 9}), others: frozenset({12})}
-    steps = ranks(right(), wrong()).items()
-    noted = {rank: Evidence(tuple(replace(step, rule=rule) for step in its), visited, callers) for rank, its in steps}
-    answers = (Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())
-    assert find_places(verdict(*answers), [])[:2] == [rule, reduces]
+    assert places_by_rule(rule, ranks(right(), wrong()), visited, callers)[:2] == [rule, reduces]
 
 
 def test_an_error_from_below_the_rule_is_put_down_to_the_rule_and_a_refusal_to_who_refused() -> None:
