@@ -182,7 +182,7 @@ def _run_fresh(item: ReplayCase, pool: Pool, times: int, trace: bool) -> list[Ve
     verdicts: list[Verdict] = []
     for at in range(times):
         try:
-            verdict = pool.check_fresh(for_installed_torch(item.law), item.case, traced=trace)
+            verdict = pool.check_fresh(for_installed_torch(item.law), item.case, traced="each step" if trace else "")
         except NotationError as error:
             raise UsageError(f"case {item.case.text!r}: {error}") from None
         for answer in verdict.ranks:

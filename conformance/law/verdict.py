@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Kind = Literal["crash", "hang", "divergence", "raised", "wrong-error", "wrong-layout", "wrong-metadata", "wrong-value"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Outcome = Literal["held", "deviates", "raised", "rejected", "crashed", "silent"]
+# when a rank sends the trace of a case: never, with its answer, or at each step too, so that it is not lost with the rank
+Tracing = Literal["", "at end", "each step"]
 Status = Literal["held", "refused", "rejected", "deviates", "error"]
 
 

@@ -33,9 +33,11 @@ _RAISE = opcode.opmap["RAISE_VARARGS"]
 
 
 class Tracer:
-    """Records an act: ``steps`` as lines for people, ``evidence`` as data."""
+    """Records an act: ``steps`` as lines for people, ``evidence`` as data. ``on_step`` is called before each op, after it was planned, and
+    before each step of a redistribution."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_step: Callable[[], None] | None = None) -> None:
+        self._on_step = on_step
         self.steps: list[str] = []
         self._steps: list[Step] = []
         self._visited: dict[str, set[int]] = {}
@@ -96,6 +98,7 @@ class Tracer:
             self._move[1].rule = place
         if self._move is not None and frame.f_back is self._move[0] and torch_trace.is_candidate(place):
             self._move[1].calls.append(place)
+            self._notify()
 
         def on_return(result: Any) -> None:
             if isinstance(result, bool):
@@ -126,6 +129,7 @@ class Tracer:
             self._planned_ops.add(str(getattr(schema, "op", "")))
             rule = rule_of(getattr(schema, "op", None)) or "no rule"
             self._add_line(f"op {getattr(schema, 'op', '?')}({_format_inputs(schema)}): {rule}{_format_decision(sharding)}")
+            self._notify()
 
         return _trace_lines(lines, on_return)
 
@@ -174,6 +178,11 @@ class Tracer:
                 refuses = number == len(reported) and (frame.line or "").startswith("raise ")
                 yield f"{torch_trace.REFUSED_BY}{place}" if refuses else place
 
+    def _notify(self) -> None:
+        if self._on_step is not None:
+            with self._paused():
+                self._on_step()
+
     def _add_line(self, step: str) -> None:
         if len(self.steps) < MOST_STEPS and self.steps[-1:] != [step]:
             self.steps.append(step)
@@ -197,6 +206,7 @@ class Tracer:
             written = torch_trace.written_arguments(op, args, kwargs)
         self._op = len(self._steps)
         self._steps.append(step)
+        self._notify()
         try:
             gave = op(*args, **kwargs)
         except NotImplementedError:

@@ -85,7 +85,7 @@ class Confirmer:
         if not self.wrong_collectives or law.chapter == "collective" or first.kind in ("hang", "crash"):
             return None
         used = _trace_in_used_world(self.pool, law, first)
-        verdict = used or _trace_case(self.pool, law, first.case, first.signature)
+        verdict = used or _trace_case(self.pool, law, first)
         answer = first_deviating_answer(verdict) if verdict is not None else None
         if verdict is None or answer is None or not (wrong := self.wrong_collectives.intersection(collectives_called(verdict))):
             return None
@@ -100,7 +100,7 @@ class Confirmer:
         _, *way = Finding.from_verdict(self.plan.law, first, first.case).cause
         if way not in ([*cause[1:]] for cause in causes):
             return None
-        verdict = _trace_case(self.pool, self.plan.law, first.case, first.signature)
+        verdict = _trace_case(self.pool, self.plan.law, first)
         answer = first_deviating_answer(verdict) if verdict is not None else None
         if verdict is None or answer is None:
             return None
@@ -116,9 +116,9 @@ class Confirmer:
         the finding unchanged if the deviation does not occur under the tracer."""
         from shardlaw.conformance.run.nearby import SECONDS, trace_nearby
 
-        if found.kind in ("hang", "crash"):
+        if found.kind == "hang":
             return replace(found, where=next(iter(try_find_places(shown, [])[0]), ""), calls=collectives_called(shown))
-        verdict = _trace_case(self.pool, self.plan.law, found.case, found.signature)
+        verdict = _trace_case(self.pool, self.plan.law, found)
         first = first_deviating_answer(verdict) if verdict is not None else None
         if verdict is None or first is None:
             return found
@@ -169,7 +169,7 @@ class Confirmer:
 def trace_spots(pool: Pool, law: Law, verdict: Verdict) -> frozenset[str]:
     """Trace the case of a deviation and return the function of torch to look at first and the collectives called; empty if the deviation
     does not occur under the tracer."""
-    again = verdict if verdict.kind in ("hang", "crash") else _trace_case(pool, law, verdict.case, verdict.signature)
+    again = verdict if verdict.kind == "hang" else _trace_case(pool, law, verdict)
     if again is None:
         return frozenset()
     places, _ = try_find_places(again, [])
@@ -197,15 +197,15 @@ def _trace_in_used_world(pool: Pool, law: Law, verdict: Verdict) -> Verdict | No
     world."""
     if verdict.kind in COSTS_A_WORLD:
         return None
-    (again,) = pool.check(law, [verdict.case], traced=True)
+    (again,) = pool.check(law, [verdict.case], traced="at end")
     return again if again.signature == verdict.signature else None
 
 
-def _trace_case(pool: Pool, law: Law, case: Case, signature: str) -> Verdict | None:
-    """Run a case traced; ``None`` unless the verdict has this signature. A case that holds is tried again, up to ``MAX_TRACES`` times: a
-    deviation may be intermittent, such as a read of uninitialized memory."""
+def _trace_case(pool: Pool, law: Law, found: Verdict | Finding) -> Verdict | None:
+    """Run a case traced; ``None`` unless the verdict has the same signature again. A case that holds is tried again, up to ``MAX_TRACES``
+    times: a deviation may be intermittent, such as a read of uninitialized memory."""
     for _ in range(MAX_TRACES):
-        verdict = pool.check_fresh(law, case, traced=True)
+        verdict = pool.check_fresh(law, found.case, traced="each step" if found.kind == "crash" else "at end")
         if verdict.status != "held":
-            return verdict if verdict.signature == signature else None
+            return verdict if verdict.signature == found.signature else None
     return None

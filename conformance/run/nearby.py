@@ -34,11 +34,11 @@ def trace_nearby(pool: Pool, law: Law, case: Case, limits: Limits, seconds: floa
     """Trace the law's control and cases similar to ``case``: one batch at least, more until ``seconds`` have passed."""
     simpler = [other for other in simpler_cases(case) if _fits_target(law, other, limits)]
     control = Case.parse(law.control)
-    verdicts = [pool.check_fresh(law, control, traced=True)] if _fits_target(law, control, limits) else []
+    verdicts = [pool.check_fresh(law, control, traced="at end")] if _fits_target(law, control, limits) else []
     pending = [*simpler, *most_similar_cases(law, case, limits)]
     deadline = time.monotonic() + seconds
     while pending:
-        verdicts += pool.check(law, pending[:BATCH], traced=True)
+        verdicts += pool.check(law, pending[:BATCH], traced="at end")
         pending = pending[BATCH:] if time.monotonic() < deadline else []
     return verdicts
 

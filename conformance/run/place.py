@@ -23,6 +23,7 @@ from shardlaw.conformance.law.verdict import Answer, Verdict
 from shardlaw.conformance.run.deviating_step import first_deviating_step
 from shardlaw.reference.placement import parse_placements
 
+DEVIATING = ("deviates", "raised", "crashed")  # outcomes
 FEW_CALLS = 6  # of a helper in the rules of its file, all of which may be at fault
 MAX_PLACES = 8  # of a finding; those that the rest of the run finds in order count last
 
@@ -72,8 +73,8 @@ def _with_finder(place: str, evidence: Evidence, lines: LineCoverage) -> Iterato
 
 
 def first_deviating_answer(verdict: Verdict) -> Answer | None:
-    """The answer of the first rank that deviated or raised, if any."""
-    return next((answer for answer in verdict.ranks if answer.outcome in ("deviates", "raised")), None)
+    """The answer of the first rank that deviated, raised or crashed, if any."""
+    return next((answer for answer in verdict.ranks if answer.outcome in DEVIATING), None)
 
 
 def add_decision(place: str, trace: Sequence[str]) -> str:
@@ -316,7 +317,7 @@ class LineCoverage:
 
     @classmethod
     def from_verdicts(cls, verdict: Verdict, near: Sequence[Verdict]) -> LineCoverage:
-        deviating = [answer for answer in verdict.ranks if answer.outcome in ("deviates", "raised")]
+        deviating = [answer for answer in verdict.ranks if answer.outcome in DEVIATING]
         return cls(_merge_visited(deviating), [_merge_visited(other.ranks) for other in near if other.status == "held"])
 
     def fewest_holding_cases(self, place: str) -> int:

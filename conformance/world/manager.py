@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer
@@ -233,6 +234,11 @@ class WorldManager:
                 job.collectives[rank] = message.collectives
                 if len(job.answers) == world.size:
                     self._on_answered(world, batch, message.index)
+        elif isinstance(message, protocol.SoFar):
+            batch = world.batch(message.answer.batch)
+            if batch is not None and message.answer.index in batch.pending:
+                with suppress(protocol.ProtocolError):
+                    batch.jobs[message.answer.index].so_far[rank] = protocol.unpack_answer(rank, message.answer)
         elif isinstance(message, protocol.Parked):
             world.parked[rank] = message
         elif isinstance(message, protocol.Groups):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 from shardlaw.conformance.law.verdict import Answer
 from shardlaw.conformance.world.world import Batch, World
@@ -10,7 +11,7 @@ from shardlaw.conformance.world.world import Batch, World
 
 def fill_missing_answers(world: World, batch: Batch, index: int) -> None:
     """Add to the case at ``index`` an answer for every rank that sent none: ``crashed`` for the first rank that died, ``held`` for a rank
-    that is past the case, else ``silent``."""
+    that is past the case, else ``silent``; with the trace that the rank has sent so far."""
     job = batch.jobs[index]
     dead = world.dead_ranks()
     # the death of the first rank may have caused those of the others
@@ -18,12 +19,13 @@ def fill_missing_answers(world: World, batch: Batch, index: int) -> None:
     missing = [rank for rank in range(world.size) if rank not in job.answers]
     for rank in missing:
         stack, output = world.observer.stacks_and_output(rank)
-        if rank in dead and not world.has_answered(rank, batch, index):
-            job.answers[rank] = Answer(rank, "crashed" if rank == first else "silent", stack=stack, output=output, reason=dead[rank])
-        elif world.has_answered(rank, batch, index):
-            job.answers[rank] = Answer(rank, "held", stack=stack, output=output)
-        else:
-            job.answers[rank] = Answer(rank, "silent", stack=stack, output=output)
+        so_far = job.so_far.get(rank, Answer(rank, "silent"))
+        answer = Answer(rank, "silent", stack=stack, output=output, trace=so_far.trace, evidence=so_far.evidence)
+        if world.has_answered(rank, batch, index):
+            answer = replace(answer, outcome="held")
+        elif rank in dead:
+            answer = replace(answer, outcome="crashed" if rank == first else "silent", reason=dead[rank])
+        job.answers[rank] = answer
 
 
 def dump_stacks(world: World, batch: Batch, index: int) -> None:

@@ -28,7 +28,7 @@ from shardlaw.conformance.world.world import Batch, Job, World
 if TYPE_CHECKING:
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.law.law import Law
-    from shardlaw.conformance.law.verdict import Verdict
+    from shardlaw.conformance.law.verdict import Tracing, Verdict
 
 BATCH_SECONDS = 0.25
 DEFAULT_PACE = 0.01  # seconds a case, before a law has been measured
@@ -106,8 +106,8 @@ class Pool:
         """Wait until every submitted case has its verdict."""
         self.wait_until(lambda: not self._outstanding)
 
-    def check(self, law: Law, cases: Sequence[Case], *, traced: bool = False) -> list[Verdict]:
-        """The verdicts on ``cases``, in their order; cases that were submitted wait for these. ``traced``: ranks record a trace of the
+    def check(self, law: Law, cases: Sequence[Case], *, traced: Tracing = "") -> list[Verdict]:
+        """The verdicts on ``cases``, in their order; cases that were submitted wait for these. ``traced``: when ranks send a trace of the
         act."""
         found: dict[int, Verdict] = {}
         for at, case in reversed([*enumerate(cases)]):
@@ -118,7 +118,7 @@ class Pool:
         self.wait_until(lambda: len(found) == len(cases))
         return [found[at] for at in range(len(cases))]
 
-    def check_fresh(self, law: Law, case: Case, *, traced: bool = False) -> Verdict:
+    def check_fresh(self, law: Law, case: Case, *, traced: Tracing = "") -> Verdict:
         """The verdict of new worlds, which run only ``case.after`` and then ``case``, under the full time limits."""
         from shardlaw.conformance.laws import find
 

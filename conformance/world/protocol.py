@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shardlaw.conformance.law.target import Target
-from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Outcome, Raised
+from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Outcome, Raised, Tracing
 
 if TYPE_CHECKING:
     import torch
@@ -54,14 +54,14 @@ class PackedAnswer(msgspec.Struct, tag=True, frozen=True, omit_defaults=True):
 
 
 class Task(msgspec.Struct, array_like=True, frozen=True):
-    """A case to run: its law, its text, the folder that its ranks share, its stage, whether to trace it, and whether ranks may reuse
+    """A case to run: its law, its text, the folder that its ranks share, its stage, when to send a trace, and whether ranks may reuse
     results of earlier cases (:mod:`shardlaw.conformance.rank.reuse`)."""
 
     law: str
     text: str
     folder: str
     stage: int
-    traced: bool = False
+    traced: Tracing = ""
     reuse: bool = False
 
 
@@ -96,6 +96,12 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     """The rank could not start, or must be replaced; ``error`` is one line."""
 
     error: str
+
+
+class SoFar(msgspec.Struct, tag=True, frozen=True):
+    """What the rank would answer if the case ended here."""
+
+    answer: PackedAnswer
 
 
 class Groups(msgspec.Struct, tag=True, frozen=True):
@@ -175,7 +181,7 @@ class Exited(msgspec.Struct, tag=True, frozen=True):
 
 
 ToRank = Batch | Resume | Stop
-FromRank = Ready | Failed | PackedAnswer | Groups | Parked | BatchDone
+FromRank = Ready | Failed | PackedAnswer | SoFar | Groups | Parked | BatchDone
 ToServer = Spawn | Signal
 FromServer = Hello | Spawned | Exited
 

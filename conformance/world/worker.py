@@ -15,6 +15,7 @@ from collections import deque
 from concurrent.futures import thread as executors
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import psutil
@@ -123,7 +124,7 @@ class Rank:
         here = RankContext(self.rank, self.world, self.target, task.folder, self._meshes)
         here.stage = task.stage
         if task.traced:
-            here.tracer = Tracer()
+            here.tracer = Tracer(partial(self._send_so_far, batch, index, here) if task.traced == "each step" else None)
         self._metadata_cache.begin_case(reuse=task.reuse)
         if self.plans is not None:
             self.plans.begin_case(f"{batch}.{index}" if task.reuse else "")
@@ -144,6 +145,9 @@ class Rank:
                 raised = Raised(HarnessError.__name__, f"{raised.error}: {raised.text}", raised.stack)
             return here.answer(raised=raised)
         return here.answer()
+
+    def _send_so_far(self, batch: int, index: int, here: RankContext) -> None:
+        self._send(protocol.SoFar(protocol.pack_answer(batch, index, here.answer(), "", {})))
 
     def _check_leftovers(self) -> None:
         """Raises :class:`LeftBehindError` if the check has destroyed the default process group or left a thread running."""

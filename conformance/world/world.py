@@ -18,7 +18,7 @@ from shardlaw.conformance.world.watch import Watch
 if TYPE_CHECKING:
     from shardlaw.conformance.law.case import Case
     from shardlaw.conformance.law.law import Law
-    from shardlaw.conformance.law.verdict import Answer, Verdict
+    from shardlaw.conformance.law.verdict import Answer, Tracing, Verdict
 
 HISTORY = 400
 MAX_FILES = 512  # open descriptors of a rank, beyond which its world is replaced
@@ -30,8 +30,8 @@ MAX_GROWTH = 1 << 30  # bytes
 class Job:
     """A case that awaits its verdict. ``stages`` are the sizes of the worlds that run it one after the other, up to stage ``last``.
 
-    ``answers`` and ``collectives`` (counts by group) are what ranks have sent in the current ``stage``. ``losses`` counts worlds that
-    ended before it. ``lane`` is which of the parallel worlds runs it.
+    ``answers``, ``collectives`` (counts by group) and ``so_far`` (answers that were not final) are what ranks have sent in the current
+    ``stage``. ``losses`` counts worlds that ended before it. ``lane`` is which of the parallel worlds runs it.
     """
 
     law: Law
@@ -44,7 +44,8 @@ class Job:
     answers: dict[int, Answer] = field(default_factory=dict)
     collectives: dict[int, dict[str, int]] = field(default_factory=dict)
     losses: int = 0
-    traced: bool = False
+    so_far: dict[int, Answer] = field(default_factory=dict)
+    traced: Tracing = ""
     reuse: bool = False
     lane: int = 0
     submitted: float = field(default_factory=time.monotonic)
@@ -56,11 +57,11 @@ class Job:
 
     def for_stage(self, stage: int) -> Job:
         """A copy that runs one stage alone."""
-        return replace(self, stage=stage, last=stage, answers={}, collectives={})
+        return replace(self, stage=stage, last=stage, answers={}, collectives={}, so_far={})
 
     def clear_answers(self) -> None:
         """Drop what ranks have sent: the case will run again."""
-        self.answers, self.collectives = {}, {}
+        self.answers, self.collectives, self.so_far = {}, {}, {}
 
 
 @dataclass(eq=False)

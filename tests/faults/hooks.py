@@ -29,3 +29,13 @@ def keeps_a_thread() -> None:
 def kills_server() -> None:
     os.kill(os.getppid(), 9)
     time.sleep(5)  # or the rank might be ready before anybody has noticed
+
+
+def aborts_gathers() -> None:
+    """Make every gather of a sharded tensor end its rank, as an abort in C++ does."""
+    from torch.distributed.tensor import Shard
+
+    def _to_replicate_tensor(*args: object) -> None:
+        os.abort()
+
+    Shard._to_replicate_tensor = _to_replicate_tensor

@@ -17,6 +17,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.rank.trace import Tracer
+from shardlaw.conformance.run.place import find_places
 from shardlaw.conformance.world import Pool
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
@@ -37,8 +38,17 @@ def pool() -> Iterator[Pool]:
 )
 def test_a_case_that_holds_holds_under_the_tracer(text: str, pool: Pool) -> None:
     case = Case.parse(text)
-    verdict = pool.check_fresh(find(case.law), case, traced=True)
+    verdict = pool.check_fresh(find(case.law), case, traced="at end")
     assert verdict.status == "held", verdict.message
+
+
+def test_a_rank_that_dies_leaves_its_trace() -> None:
+    case = Case.parse("redistribute.local mesh=2 x=4x3:S(0) to=R")
+    with Pool(Target(setup="tests.faults.hooks:aborts_gathers")) as pool:
+        verdict = pool.check_fresh(find(case.law), case, traced="each step")
+    crashed = next(answer for answer in verdict.ranks if answer.outcome == "crashed")
+    assert "redistribute S(0) to R" in crashed.trace
+    assert find_places(verdict, [])[0].startswith("DTensorRedistributePlanner.")
 
 
 def test_a_trace_follows_the_threads_that_an_act_starts() -> None:
