@@ -279,11 +279,6 @@ def is_redistribution(place: str) -> bool:
     return _name(place) == REDISTRIBUTES
 
 
-def is_redistribution_step(place: str) -> bool:
-    """Whether it is part of redistributions: their entry, a planner, or a method of a placement."""
-    return _file(place).startswith(MOVES) or place.startswith("DTensor.redistribute, ")
-
-
 def cuts_shards(place: str) -> bool:
     """Whether it is a method of a placement, or a helper that cuts, pads and fills shards."""
     return _file(place).startswith(CUTS) and is_candidate(place)

@@ -44,6 +44,9 @@ def build_report(run: RunState, exit_code: int | None = None, scripts: Scripts |
     order = {law: index for index, law in enumerate(run.results)}
     by_law = sorted(run.findings, key=lambda found: (order[found.law], found.status, found.number * (found.status == "new"), found.id))
     findings = [finding_line(found, *(scripts or {}).get(found.id, (None, found.note, ""))) for found in by_law]
+    suspects = {place for found in by_law if found.status == "new" for place in found.places}
+    for line, found in zip(findings, by_law, strict=True):
+        line.ran = sorted(suspects & found.ran) if found.status == "new" else []
     laws = [_law_line(result, target) for result in results]
     unconfirmed = [_unconfirmed_line(verdict) for verdict in run.unconfirmed]
     return RunReport(

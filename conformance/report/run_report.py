@@ -72,9 +72,9 @@ class FindingLine(msgspec.Struct, kw_only=True):
 
     ``reproducer`` is the path, relative to the report's folder, of a script that was run and showed the fault; ``script`` is then
     ``proven``, and otherwise says why there is none. ``where`` is the place in torch to look at first, ``places`` the likeliest,
-    ``calls`` the collectives that the first deviating rank called. Findings with equal ``cause`` have the same place and kind. ``number``
-    is the number, in the law's plan, of the first case that showed it (0: a stored case), ``entry`` the file and line of an expected
-    finding's entry, ``waits`` where silent ranks of a new finding wait."""
+    ``ran`` those of any new finding that the first deviating rank ran, ``calls`` the collectives that it called. Findings with equal
+    ``cause`` have the same place and kind. ``number`` is the number, in the law's plan, of the first case that showed it (0: a stored
+    case), ``entry`` the file and line of an expected finding's entry, ``waits`` where silent ranks of a new finding wait."""
 
     id: str
     law: str
@@ -88,6 +88,7 @@ class FindingLine(msgspec.Struct, kw_only=True):
     script: str = ""
     where: str = ""
     places: list[str] = []
+    ran: list[str] = []
     calls: list[str] = []
     cause: str = ""
     signature: str = ""
@@ -267,7 +268,7 @@ class RunReport(msgspec.Struct, kw_only=True):
 
     def causes(self) -> list[list[FindingLine]]:
         """The new findings by cause: :func:`shardlaw.conformance.report.causes.group_by_cause`."""
-        return group_by_cause(weigh_places(self.new(), self.laws), self.totals.cases, self.features)
+        return group_by_cause(weigh_places(self.new(), self.laws))
 
     def chapters(self) -> dict[str, Counter[str]]:
         """By chapter: the number of laws with each outcome, of ``laws`` and of ``cases``."""

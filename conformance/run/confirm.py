@@ -133,7 +133,9 @@ class Confirmer:
         storage = find_storage_frame(verdict, self.pool.target)
         places, note = ([storage], "") if storage else try_find_places(verdict, near())
         where = add_decision(places[0], first.trace) if places else ""
-        return replace(found, where=where, places=tuple(places), trace=first.trace, calls=collectives_called(verdict), note=note)
+        ran = frozenset(first.evidence.visited if first.evidence is not None else ())
+        calls = collectives_called(verdict)
+        return replace(found, where=where, places=tuple(places), ran=ran, trace=first.trace, calls=calls, note=note)
 
     def _confirm_with_history(self, first: Verdict, seconds: float) -> Finding | None:
         law, tries = self.plan.law, 0

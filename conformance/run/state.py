@@ -30,7 +30,8 @@ class Finding:
     ``case`` is the smallest case found, ``raw_case`` the first; ``confirmed`` is (k, n): k of n fresh worlds showed it; (0, 0) where
     worlds that had served other cases showed it twice, as they do what a collective of the backend makes wrong. ``number`` is the
     number of the first case in the law's plan, ``entry`` the file and line of the entry of an expected finding. ``where`` is the place in
-    torch to look at first, ``trace`` the calls that led there, ``places`` the likeliest places, ``calls`` the collectives called.
+    torch to look at first, ``trace`` the calls that led there, ``places`` the likeliest places, ``ran`` all functions of torch
+    that the first deviating rank ran, ``calls`` the collectives called.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Finding:
     entry: str = ""
     where: str = ""
     places: tuple[str, ...] = ()
+    ran: frozenset[str] = frozenset()
     calls: tuple[str, ...] = ()
     trace: tuple[str, ...] = ()
 
