@@ -85,6 +85,13 @@ def test_what_the_reference_cannot_judge_does_not_depart(change: str) -> None:
     assert first_deviating_step(steps) is None
 
 
+@pytest.mark.parametrize(("value", "deviates"), [(0.1 + 0.2, False), (0.31, True)])
+def test_a_number_may_differ_by_rounding(value: float, deviates: bool) -> None:
+    given = TracedTensor((), "2", "R", torch.tensor(0.3, dtype=torch.float64))
+    step = Step("op", "aten._local_scalar_dense.default", ((given,), {}), (value, ()), RULE, completed=True)
+    assert (first_deviating_step(ranks((step, step))) is step) == deviates
+
+
 def verdict(*answers: Answer, kind: str = "wrong-value") -> Verdict:
     return Verdict(CASE, "deviates", kind, "result", "", "", answers)  # type: ignore[arg-type]
 
