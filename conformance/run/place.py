@@ -29,11 +29,12 @@ MAX_PLACES = 8  # of a finding; those that the rest of the run finds in order co
 
 
 def find_places(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:
-    """The places in torch to look at, at most eight, the likeliest first; empty without a trace. ``verdict`` and ``near`` come from traced
-    runs; of ``near`` only the verdicts that hold are used."""
-    if verdict.kind == "hang":
-        return [*_hang_places(verdict)][:MAX_PLACES]
+    """The places in torch to look at, at most eight, the likeliest first; of a hang, and of a crash that left no trace, those on the stack
+    of the first rank that hung or crashed. ``verdict`` and ``near`` come from traced runs; of ``near`` only the verdicts that hold are
+    used."""
     first = first_deviating_answer(verdict)
+    if verdict.kind == "hang" or (verdict.kind == "crash" and first is not None and first.evidence is None):
+        return [*_places_on_stack(first or next((answer for answer in verdict.ranks if answer.stack), None))][:MAX_PLACES]
     if first is None or first.evidence is None:
         return []
     lines = LineCoverage.from_verdicts(verdict, near)
@@ -87,9 +88,9 @@ def add_decision(place: str, trace: Sequence[str]) -> str:
     return ",".join([place, *(own or beside)[-1][2:]]) if own or beside else place
 
 
-def _hang_places(verdict: Verdict) -> Iterator[str]:
-    """Yield the functions in which the first rank hung, innermost first."""
-    for line in next((answer.stack for answer in verdict.ranks if answer.stack), "").splitlines():
+def _places_on_stack(answer: Answer | None) -> Iterator[str]:
+    """Yield the functions in which a rank hung or crashed, innermost first."""
+    for line in answer.stack.splitlines() if answer is not None else ():
         place = torch_trace.place_in_stack(line)
         if place and not torch_trace.only_forwards(place) and not torch_trace.is_generic(place):
             yield place

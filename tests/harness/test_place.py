@@ -305,6 +305,13 @@ def test_what_c_plus_plus_refuses_is_not_put_down_to_anybody() -> None:
     assert find_places(verdict(answer, kind="raised"), []) == []
 
 
+@pytest.mark.parametrize(("outcome", "kind"), [("silent", "hang"), ("crashed", "crash")])
+def test_the_stack_of_a_rank_that_left_no_trace_tells_where_it_was(outcome: str, kind: str) -> None:
+    stack = 'File "/lib/torch/_ops.py", line 9 in __call__\nFile "/lib/torch/distributed/distributed_c10d.py", line 12 in scatter'
+    answers = Answer(0, "held"), Answer(1, outcome, stack=stack)  # type: ignore[arg-type]
+    assert find_places(verdict(*answers, kind=kind), []) == ["scatter, torch/distributed/distributed_c10d.py:12"]
+
+
 def test_a_gradient_that_the_engine_refuses_is_put_down_to_the_function_that_gave_it() -> None:
     forward, backward = (f"_ToTorchTensor.{name}, torch/distributed/tensor/_api.py:9" for name in ("forward", "backward"))
     text = "Function _ToTorchTensorBackward returned an invalid gradient at index 0 - got [2] but expected shape compatible with [3]"
