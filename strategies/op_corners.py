@@ -288,9 +288,20 @@ BROADCAST = """
 2 | a=6x4:S(0) s=1x4:R | a.copy_(s) a.mul_(s) setitem(a,...,s) slice_scatter(a,s,0,2,3)
 """
 
+# pending values that are rounded, or cast to bool; a plain tensor of one element; memory by columns; indices for some columns
+FURTHER = """
+2 | a=4x3:P(sum):float32:small b=4x3:R:float32:positive | div(a,b,rounding_mode='floor') div(a,b,rounding_mode='trunc')
+2 | a=4x4:P(sum):int64:ties | x=to(a,torch.bool);redistribute(x,'R')
+2 | a=4x4:P(max):float32:ties | x=to(a,torch.bool);redistribute(x,'R')
+2 | a=4x3:S(0):float32:small b=1:-:float32:small | add(a,b)
+2 | a=6x4:S(1) | x=a.new_empty_strided((6,4),(1,6));x.copy_(a);y=t(x);view(y,(24,))
+2 | a=3x6:S(1) i=2x3:R:int64:index3 s=2x3:R | scatter_add(a,0,i,s)
+"""
+
 FORWARD = (
     RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OUTSIDE + OWN_RULES + KEPT + NAMED + SLICED + SOLID + EXTREMES
     + BETWEEN + REGROUPED + SIZES + LOOSE + SQUEEZED + UNDER_OPTIONS + UNLIKE_DIMS + LOOKED_UP + REARRANGED + COMPLEX + BROADCAST
+    + FURTHER
 )  # fmt: skip
 
 # views and other ops, for torch's modes

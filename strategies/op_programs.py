@@ -316,6 +316,8 @@ copied
 filled
     a=m,2,n,2 m>=2 n>=2 | zeros_like(a) zeros_like(a,memory_format=torch.channels_last) full_like(a,2)
         | full_like(a,2,memory_format=torch.channels_last)
+grouped  small
+    a=m,4,n | native_group_norm(a,None,None,{m},4,{n},2,1e-05) native_group_norm(a,None,None,{m},4,{n},4,1e-05)
 """)
 
 
