@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, law
+from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Either, Global, Meaningless, Of
 from shardlaw.conformance.law.features.layout_features import placement_features
@@ -338,28 +338,39 @@ WideGrad = Annotated[torch.Tensor, DerivedField(read_wide_gradient, local=True)]
     control="mesh=2x2 x=3x2:S(0),R to=R,S(1) forward=float64 backward=float64",
     features=lambda case: {"dtype-between"} if {"forward", "backward"} & {*dict(case.fields)} else set(),
     draw=draw_dtype,
+    sweep=texts("mesh=3 x=5x4:S(0) to=R forward=bfloat16 summed=1"),
+    sweeps=1,
     draws=42,
     weight=0.6,
     tier="extended",
 )
 def dtypes(
-    x: DTensor, to: Placements, g: WideGrad, forward: torch.dtype | None = None, backward: torch.dtype | None = None
+    x: DTensor,
+    to: Placements,
+    g: WideGrad,
+    forward: torch.dtype | None = None,
+    backward: torch.dtype | None = None,
+    summed: bool = False,
 ):
-    """The result has forward_dtype; its gradient is communicated in backward_dtype and has the dtype of the source."""
+    """The result has forward_dtype; its gradient is communicated in backward_dtype, or else in that of the source, and
+    has the dtype of the source. ``summed``: the sum over the ranks is pending."""
     local, d = leaf(x)
     y = d.redistribute(placements=to, forward_dtype=forward, backward_dtype=backward)
-    y.to_local().backward(g)
+    y.to_local(grad_placements=[Partial()] * x.device_mesh.ndim if summed else None).backward(g)
     return {"forward": y, "backward": local.grad}
 
 
 @dtypes.due
-def _(x: Global, to, g, rank: Rank, forward, backward):
+def _(x: Global, to, g, rank: Rank, forward, backward, summed):
     if "backward_dtype" not in inspect.signature(DTensor.redistribute).parameters:
         raise Meaningless("this torch's redistribute takes no backward_dtype")
     own, goal = x.full.dtype, x.under(to)
-    cast, uncast = (due_gradient(x, g.full.to(dtype).to(own), rank) for dtype in (backward or own, own))
+    times = x.mesh.size if summed else 1
+    cast, uncast = (due_gradient(x, (g.full.to(dtype) * times).to(own), rank) for dtype in (backward or own, own))
     ends = zip(x.mesh.shape, x.placements, goal.placements, strict=True)
-    communicated = any(size > 1 and isinstance(after, ref.Shard) and before != after for size, before, after in ends)
+    communicated = summed or any(
+        size > 1 and isinstance(after, ref.Shard) and before != after for size, before, after in ends
+    )
     # where the gradient is not communicated, it is not documented whether it is cast
     due = cast if communicated else Either((cast, uncast))
     return {"forward": goal.holding(x.full.to(forward or own)), "backward": due}

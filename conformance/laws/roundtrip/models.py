@@ -156,22 +156,29 @@ def _(state: Contents, full: Contents, rank: Rank):
     texts=WHOLES,
 )
 def model_part(state: Saved):
-    """The state of a submodule has its tensors alone, with or without the prefix of their names in the model."""
+    """The state of a submodule has its tensors alone, those of its own submodules included, with or without the prefix
+    of their names in the model."""
     model, parts = Model(state), []
-    for prefix in (True, False):
+    for whole, part, prefix in (
+        (model, model.inner, True),
+        (model, model.inner, False),
+        (nn.Sequential(model), model, False),
+    ):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             options = StateDictOptions(keep_submodule_prefixes=prefix)
-            parts.append(get_model_state_dict(model, submodules={model.inner}, options=options))
-    return {"with the prefix": parts[0], "without": parts[1]}
+            parts.append(get_model_state_dict(whole, submodules={part}, options=options))
+    return {"with the prefix": parts[0], "without": parts[1], "of nested modules": parts[2]}
 
 
 @model_part.due
 def _(state: Contents):
-    inside = {path: tensor for path, tensor in in_model(state.values()).items() if path.startswith(INNER)}
+    nested = in_model(state.values())
+    inside = {path: tensor for path, tensor in nested.items() if path.startswith(INNER)}
     return {
         "with the prefix": inside,
         "without": {path.removeprefix(INNER): tensor for path, tensor in inside.items()},
+        "of nested modules": nested,
     }
 
 
