@@ -195,6 +195,7 @@ MERGED = (
     "mesh=2x2 x=4x6:P(sum),P(sum) to=S(0),S(0) flatten=a,b",
     "mesh=1x2x2 x=8x4:R,S(0),S(0) to=R,R,R flatten=b,c",
     "mesh=2x2x1 x=4x4:P(sum),P(sum),R to=R,R,R flatten=a,b",
+    "mesh=2x2 x=4x8:S(1),S(1) to=R,R flatten=a,b",
 )
 
 
