@@ -28,6 +28,8 @@ from shardlaw.reference.mesh import Mesh
 
 # the elements: of `full` its argument, of `empty` what the act writes
 VALUES = {"zeros": 0, "ones": 1, "full": 7, "empty": 0}
+# the ends between which elements are spaced evenly, or their logarithms to the base 2
+ENDS = {"linspace": (-3, 5), "logspace": (0, 16)}
 RANDOM = ("rand", "randn")
 
 
@@ -42,6 +44,17 @@ SIZES = (
     "mesh=2 x=5:S(0) make=empty sizes=listed",
     "mesh=2 x=5x3:S(0) make=full sizes=listed",
 )
+# from torch 2.14 on; of 17 steps those of linspace are halves, and of 33 those of the logarithms
+SPACED = (
+    "mesh=2 x=17:S(0) make=linspace",
+    "mesh=2x2 x=17:S(0),S(0):float64 make=logspace",
+    "mesh=3 x=2:S(0) make=logspace requires_grad=yes",
+    "mesh=3 x=17:R:int64 make=linspace",
+    "mesh=2 x=17:S(0):int64 make=linspace",
+    "mesh=2 x=33:S(0):int32 make=logspace",
+    "mesh=2@0,2 x=17:S(0) make=linspace",
+)
+SWEEP = SIZES + (SPACED if compat.torch_release() >= (2, 14) else ())
 
 
 @law(
@@ -50,12 +63,12 @@ SIZES = (
     control="mesh=2x2 x=5x6:S(0),S(1) make=full",
     draw=draw_factory,
     draws=90,
-    sweep=texts(*SIZES),
-    sweeps=len(SIZES),
+    sweep=texts(*SWEEP),
+    sweeps=len(SWEEP),
     weight=0.5,
 )
 def factory(
-    make: Literal["zeros", "ones", "full", "empty"],
+    make: Literal["zeros", "ones", "full", "empty", "linspace", "logspace"],
     shape: ShapeOf,
     dtype: DtypeOf,
     mesh: DeviceMesh,
@@ -63,10 +76,11 @@ def factory(
     requires_grad: bool = False,
     sizes: Literal["whole", "apart", "listed"] = "whole",
 ):
-    """zeros, ones, full and empty of torch.distributed.tensor give each rank its slice of what the function of that
-    name in torch gives, with its stride, for sizes in any form."""
+    """zeros, ones, full, empty, linspace and logspace of torch.distributed.tensor give each rank its slice of what the
+    function of that name in torch gives, with its stride, for sizes in any form."""
     size = {"whole": (shape,), "apart": tuple(shape), "listed": ([*shape],)}[sizes]
-    value = {"fill_value": 7} if make == "full" else {}
+    size = (*ENDS[make], *shape) if make in ENDS else size
+    value = {"full": {"fill_value": 7}, "logspace": {"base": 2.0}}.get(make, {})
     grad = requires_grad and dtype.is_floating_point
     d = getattr(dtensor, make)(*size, **value, dtype=dtype, device_mesh=mesh, placements=placements, requires_grad=grad)
     if make == "empty":
@@ -76,7 +90,11 @@ def factory(
 
 @factory.due
 def _(x: GlobalOf, make, requires_grad=False):
-    full = torch.full_like(x.full, VALUES[make])
+    if make in ENDS:
+        base = {"base": 2.0} if make == "logspace" else {}
+        full = getattr(torch, make)(*ENDS[make], *x.full.shape, **base, dtype=x.full.dtype)
+    else:
+        full = torch.full_like(x.full, VALUES[make])
     grad = requires_grad and x.full.dtype.is_floating_point
     return {"local": x.holding(full), "requires_grad": Of(grad), "stride": Of(full.stride())}
 
