@@ -54,7 +54,7 @@ SPACED = (
     "mesh=2 x=33:S(0):int32 make=logspace",
     "mesh=2@0,2 x=17:S(0) make=linspace",
 )
-SWEEP = SIZES + (SPACED if compat.torch_release() >= (2, 14) else ())
+KNOWN = SIZES + (SPACED if compat.torch_release() >= (2, 14) else ())
 
 
 @law(
@@ -63,8 +63,8 @@ SWEEP = SIZES + (SPACED if compat.torch_release() >= (2, 14) else ())
     control="mesh=2x2 x=5x6:S(0),S(1) make=full",
     draw=draw_factory,
     draws=90,
-    sweep=texts(*SWEEP),
-    sweeps=len(SWEEP),
+    sweep=texts(*KNOWN),
+    sweeps=len(SIZES + SPACED),
     weight=0.5,
 )
 def factory(

@@ -151,16 +151,20 @@ EXACT: dict[str, Callable[[], Any]] = {
     "summary": Summary,
 }
 
+# a tensor with fields that a save goes by, from torch 2.14 on
+DESCRIBED: dict[str, Callable[[], Any]] = {"described": make_described}
+
 
 STAGED = tuple(
     f"mesh={2 if at % 3 else 1} x=5:S(0) value={name} async={how}"
     for how in ("stager", "writer")
     for at, name in enumerate(VALUES)
-) + tuple(f"mesh=1 x=5:S(0) value={name} async={how}" for name in (*OBJECTS, *EXACT) for how in ("stager", "writer"))
-# tensors with fields that a save goes by, from torch 2.14 on
-DESCRIBED = tuple(f"mesh=1 x=5:S(0) value=described async={how}" for how in ("stager", "writer"))
-STAGED += DESCRIBED if compat.torch_release() >= (2, 14) else ()
-MAKERS = VALUES | OBJECTS | EXACT | {"described": make_described}
+) + tuple(
+    f"mesh=1 x=5:S(0) value={name} async={how}"
+    for name in (*OBJECTS, *EXACT, *DESCRIBED)
+    for how in ("stager", "writer")
+)
+MAKERS = VALUES | OBJECTS | EXACT | DESCRIBED
 
 STAGED_AGAIN = (
     "mesh=2 x=5x2:S(0) a=4:R state={x:x,d:{a:a,n:1}}",
@@ -212,8 +216,9 @@ def _(state: Destination, reader: Reader, folder: Folder, value: Word):
 def _(state, value):
     want = MAKERS[value]()
     if isinstance(want, torch.Tensor):
+        moved = value in DESCRIBED and compat.torch_release() >= (2, 14)
         full = want.detach().clone()
-        return {"loaded": state, "value": full.roll(-1, 0) if value == "described" else full}
+        return {"loaded": state, "value": full.roll(-1, 0) if moved else full}
     return {"loaded": state, "type": Of(type(want).__name__), "value": repr(want)}
 
 
