@@ -46,7 +46,8 @@ def build_report(run: RunState, exit_code: int | None = None, scripts: Scripts |
     findings = [finding_line(found, *(scripts or {}).get(found.id, (None, found.note, ""))) for found in by_law]
     suspects = {place for found in by_law if found.status == "new" for place in found.places}
     for line, found in zip(findings, by_law, strict=True):
-        line.ran = sorted(suspects & found.ran) if found.status == "new" else []
+        if found.status == "new":
+            line.ran, line.similar = {place: count for place, count in sorted(found.ran.items()) if place in suspects}, found.similar
     laws = [_law_line(result, target) for result in results]
     unconfirmed = [_unconfirmed_line(verdict) for verdict in run.unconfirmed]
     return RunReport(

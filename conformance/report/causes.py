@@ -5,10 +5,11 @@ findings that list it; then the place that accounts for most of the rest, and so
 of n. A place counts for findings that do not list it first only if most of those that list it have it among their first two: other places
 are code that many findings pass whatever is wrong.
 
-A cause with a large part of all findings also accounts for a smaller one whose findings have all run the code at its place, and for
-findings whose place is not known and that are of a kind which it has. Findings without a place have one cause if their errors are alike,
-and join a cause all of whose findings show that error. Hangs, whose place is where ranks wait, and findings at a place that every op goes
-through are of one cause only if they deviate in the same way.
+What several causes have in common may be code that none of their findings lists early. If nearly all of them ran it, some list it, and few
+of the similar cases that hold ran it, they are one cause. A cause with a large part of all findings also accounts for a smaller one whose
+findings have all run the code at its place, and for findings whose place is not known and that are of a kind which it has. Findings without
+a place have one cause if their errors are alike, and join a cause all of whose findings show that error. Hangs, whose place is where ranks
+wait, and findings at a place that every op goes through are of one cause only if they deviate in the same way.
 
 In a backend that is not torch's the place is the collective.
 """
@@ -17,12 +18,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from shardlaw.conformance.compat.trace import chapter_about, identifies_cause, only_forwards
+from shardlaw.conformance.compat.trace import chapter_about, identifies_cause, is_about_meshes, only_forwards
 from shardlaw.conformance.law.verdict import collectives_in
 from shardlaw.conformance.report.suspects import chapter_of, places_of, strip_request
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 TOP, MIN_SHARE = 2, 0.6  # of those that list a place so many must have it among their first ones
 LARGE, LARGE_SHARE = 5, 1 / 8  # findings, and of all
+NEARLY_ALL, SOME, FEW = 0.9, 0.1, 0.2  # of the findings, of the findings, and of the similar cases that hold
 
 
 def group_by_cause(new: Sequence[FindingLine]) -> list[list[FindingLine]]:
@@ -59,6 +61,9 @@ def _group_by_collective(lines: Sequence[FindingLine]) -> list[list[FindingLine]
 def _group_by_place(lines: Sequence[FindingLine]) -> list[list[FindingLine]]:
     """Group findings in torch by cause."""
     causes = _cover([line for line in lines if _place_of(line)])
+    while (common := max(_common_code(causes, len(lines)), default=None)) is not None:
+        *_, place, joined = common
+        causes[place] = [line for other in joined for line in causes.pop(other)]
     for place in sorted(causes, key=lambda place: len(causes[place])):  # small ones first: what they join may join another
         if (larger := _find_passed(place, causes, len(lines))) is not None:
             causes[larger] += causes.pop(place)
@@ -95,6 +100,26 @@ def _suspects(line: FindingLine) -> list[str]:
     return list(dict.fromkeys([place, *others]))
 
 
+def _common_code(causes: Mapping[str, Sequence[FindingLine]], total: int) -> Iterator[tuple[int, float, str, tuple[str, ...]]]:
+    """Yield the places that account for several causes together, which are a large part of ``total``: how many findings, minus the share
+    of similar holding cases that ran it, the place, and the causes."""
+    for place in {suspect for group in causes.values() for line in group for suspect in _suspects(line)}:
+        if not identifies_cause(place) or only_forwards(place) or is_about_meshes(place):
+            continue
+        joined = tuple(cause for cause, group in causes.items() if sum(place in line.ran for line in group) >= NEARLY_ALL * len(group))
+        lines = [line for cause in joined for line in causes[cause]]
+        if len(joined) < 2 or not _is_large(lines, total) or sum(place in places_of(line) for line in lines) < SOME * len(lines):
+            continue
+        similar, ran = sum(line.similar for line in lines), sum(line.ran.get(place, 0) for line in lines)
+        if ran <= FEW * similar and similar:
+            yield len(lines), -ran / similar, place, joined
+
+
+def _is_large(lines: Sequence[FindingLine], total: int) -> bool:
+    """Whether findings are a large part of ``total``."""
+    return len(lines) >= max(LARGE, LARGE_SHARE * total)
+
+
 def _find_passed(place: str, causes: Mapping[str, Sequence[FindingLine]], total: int) -> str | None:
     """The place of the largest cause that is larger than the one at ``place``, and whose place all findings of that one have run."""
     few = causes[place]
@@ -117,7 +142,7 @@ def _add_unplaced(alike: list[FindingLine], causes: dict[str, list[FindingLine]]
 
 def _large_causes(causes: Mapping[str, Sequence[FindingLine]], total: int) -> list[str]:
     """The places of the causes of a large part of ``total`` findings, the largest first."""
-    large = (place for place, group in causes.items() if len(group) >= max(LARGE, LARGE_SHARE * total))
+    large = (place for place, group in causes.items() if _is_large(group, total))
     return sorted(large, key=lambda place: len(causes[place]), reverse=True)
 
 

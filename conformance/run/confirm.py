@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.target import BACK_END
 from shardlaw.conformance.law.verdict import Answer, Verdict, place_names
-from shardlaw.conformance.run.place import add_decision, collectives_called, find_places, find_storage_frame, first_deviating_answer
+from shardlaw.conformance.run.place import (
+    LineCoverage,
+    add_decision,
+    collectives_called,
+    find_places,
+    find_storage_frame,
+    first_deviating_answer,
+)
 from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
 
@@ -131,11 +138,12 @@ class Confirmer:
         if self.plan.law.chapter == "collective" and self.pool.target.foreign:  # torch's own part is the same for every backend
             return self._blame_back_end(found, verdict, first)
         storage = find_storage_frame(verdict, self.pool.target)
-        places, note = ([storage], "") if storage else try_find_places(verdict, near())
+        similar = [] if storage else near()
+        places, note = ([storage], "") if storage else try_find_places(verdict, similar)
         where = add_decision(places[0], first.trace) if places else ""
-        ran = frozenset(first.evidence.visited if first.evidence is not None else ())
-        calls = collectives_called(verdict)
-        return replace(found, where=where, places=tuple(places), ran=ran, trace=first.trace, calls=calls, note=note)
+        lines, calls = LineCoverage.from_verdicts(verdict, similar), collectives_called(verdict)
+        found = replace(found, ran=lines.holding_cases_by_place(), similar=lines.holding_count, trace=first.trace)
+        return replace(found, where=where, places=tuple(places), calls=calls, note=note)
 
     def _confirm_with_history(self, first: Verdict, seconds: float) -> Finding | None:
         law, tries = self.plan.law, 0

@@ -321,6 +321,14 @@ class LineCoverage:
         deviating = [answer for answer in verdict.ranks if answer.outcome in DEVIATING]
         return cls(_merge_visited(deviating), [_merge_visited(other.ranks) for other in near if other.status == "held"])
 
+    @property
+    def holding_count(self) -> int:
+        return len(self._holding_cases)
+
+    def holding_cases_by_place(self) -> dict[str, int]:
+        """The functions that the deviating case ran, each with the number of holding cases that ran it too."""
+        return {place: sum(place in other for other in self._holding_cases) for place in self._visited}
+
     def fewest_holding_cases(self, place: str) -> int:
         """In how many holding cases the rarest line of a function ran."""
         ran = self._visited.get(place, frozenset())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -31,7 +32,8 @@ class Finding:
     worlds that had served other cases showed it twice, as they do what a collective of the backend makes wrong. ``number`` is the
     number of the first case in the law's plan, ``entry`` the file and line of the entry of an expected finding. ``where`` is the place in
     torch to look at first, ``trace`` the calls that led there, ``places`` the likeliest places, ``ran`` all functions of torch
-    that the first deviating rank ran, ``calls`` the collectives called.
+    that deviating ranks ran, each with the number of similar cases that ran it too, out of the ``similar`` ones that hold; ``calls`` the
+    collectives called.
     """
 
     id: str
@@ -53,7 +55,8 @@ class Finding:
     entry: str = ""
     where: str = ""
     places: tuple[str, ...] = ()
-    ran: frozenset[str] = frozenset()
+    ran: Mapping[str, int] = field(default_factory=dict)
+    similar: int = 0
     calls: tuple[str, ...] = ()
     trace: tuple[str, ...] = ()
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 
 from shardlaw.conformance.report.run_report import FindingLine
 from tests.harness import reports
@@ -88,7 +89,8 @@ def test_a_large_cause_accounts_for_small_ones_that_ran_its_place_and_for_findin
     rule, style, own = (f"{name}, torch/distributed/tensor/{name}.py:1" for name in ("rule", "style", "own"))
 
     def line(at: int, where: str = "", ran: tuple[str, ...] = (), **given: Any) -> FindingLine:
-        return reports.finding(f"{at:08x}", where=where, places=[where] if where else [], ran=list(ran), cause=f"{at} | wrong", **given)
+        given |= {"places": [where] if where else [], "ran": dict.fromkeys(ran, 0), "cause": f"{at} | wrong"}
+        return reports.finding(f"{at:08x}", where=where, **given)
 
     many = [line(at, rule) for at in range(1, 6)]
     ran = [line(6, style, (rule, style)), line(7, style, (rule, style))]
@@ -100,6 +102,22 @@ def test_a_large_cause_accounts_for_small_ones_that_ran_its_place_and_for_findin
     ]  # fmt: skip
     found = reports.report([], [*many[:4], *ran, apart, unplaced, other_kind]).causes()
     assert len(found) == 5, "four are no large cause"
+
+
+@pytest.mark.parametrize(("held", "listed", "is_one"), [(1, True, True), (5, True, False), (1, False, False)])
+def test_code_that_all_ran_and_few_holding_cases_did_makes_one_cause_if_some_list_it(held: int, listed: bool, is_one: bool) -> None:
+    gather, reduce, cut = (
+        f"{name}, torch/distributed/tensor/placement_types.py:{at}" for at, name in enumerate(("gather", "reduce", "cut"))
+    )
+
+    def line(at: int, where: str) -> FindingLine:
+        places = [where, "a, torch/a.py:1", "b, torch/b.py:1", cut] if listed and at == 1 else [where]
+        return reports.finding(f"{at:08x}", where=where, places=places, ran={where: 0, cut: held}, similar=10)
+
+    lines = [line(at, gather) for at in (1, 2, 3)] + [line(at, reduce) for at in (4, 5, 6)]
+    found = reports.report([], lines).causes()
+    assert [len(group) for group in found] == ([6] if is_one else [3, 3])
+    assert found[0][0].where == (cut if is_one else gather)
 
 
 def test_a_rule_that_the_laws_of_ops_find_in_order_is_not_where_a_model_goes_wrong() -> None:

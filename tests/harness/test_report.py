@@ -90,11 +90,11 @@ def test_report_json_has_the_documented_keys(run: FakeRun) -> None:
 
 
 def test_of_the_code_that_a_finding_ran_the_report_keeps_what_new_findings_name(run: FakeRun) -> None:
-    found = finding(places=("one, a.py:1",), ran=frozenset({"one, a.py:1", "other, a.py:2", "common, a.py:3"}))
+    found = finding(places=("one, a.py:1",), ran={"one, a.py:1": 0, "other, a.py:2": 2, "common, a.py:3": 5}, similar=5)
     further = finding("op.forward[sum]", case=Case.parse("op.forward[sum] mesh=2 x=5x6:S(0) steps=b=sum(x)"), places=("other, a.py:2",))
     for each in (found, further):
         run.take(each)
-    assert {line.law: line.ran for line in run.update(1).findings} == {found.law: ["one, a.py:1", "other, a.py:2"], further.law: []}
+    assert {line.law: line.ran for line in run.update(1).findings} == {found.law: {"one, a.py:1": 0, "other, a.py:2": 2}, further.law: {}}
 
 
 @pytest.mark.parametrize(("code", "complete"), [(0, True), (1, True), (2, True), (3, False), (130, False), (143, False)])
