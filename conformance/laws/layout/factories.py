@@ -80,7 +80,7 @@ def factory(
     function of that name in torch gives, with its stride, for sizes in any form."""
     size = {"whole": (shape,), "apart": tuple(shape), "listed": ([*shape],)}[sizes]
     size = (*ENDS[make], *shape) if make in ENDS else size
-    value = {"full": {"fill_value": 7}, "logspace": {"base": 2.0}}.get(make, {})
+    value = {"full": {"fill_value": 7}, "logspace": {"base": 2}}.get(make, {})
     grad = requires_grad and dtype.is_floating_point
     d = getattr(dtensor, make)(*size, **value, dtype=dtype, device_mesh=mesh, placements=placements, requires_grad=grad)
     if make == "empty":

@@ -107,7 +107,7 @@ class Summary(Tally):
         return {"count": self.count()}
 
 
-def make_described() -> torch.Tensor:
+def make_described() -> Any:
     """A tensor whose fields say that its rows are those of another in another order."""
     rows: Any = torch.arange(6.0).reshape(3, 2)
     rows.global_shape = (3, 2)
