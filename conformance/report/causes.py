@@ -63,7 +63,8 @@ def _group_by_place(lines: Sequence[FindingLine]) -> list[list[FindingLine]]:
     causes = _cover([line for line in lines if _place_of(line)])
     while (common := max(_common_code(causes, len(lines)), default=None)) is not None:
         *_, place, joined = common
-        causes[place] = [line for other in joined for line in causes.pop(other)]
+        together = [line for other in joined for line in causes.pop(other)]
+        causes.setdefault(place, []).extend(together)
     for place in sorted(causes, key=lambda place: len(causes[place])):  # small ones first: what they join may join another
         if (larger := _find_passed(place, causes, len(lines))) is not None:
             causes[larger] += causes.pop(place)
