@@ -6,7 +6,8 @@ of n. A place counts for findings that do not list it first only if most of thos
 are code that many findings pass whatever is wrong.
 
 What several causes have in common may be code that none of their findings lists early. If nearly all of them ran it, some list it, and few
-of the similar cases that hold ran it, they are one cause. A cause with a large part of all findings also accounts for a smaller one whose
+of the similar cases that hold ran it, they are one cause. So they are if nearly all have a feature that hardly any case of the run has. A
+cause with a large part of all findings also accounts for a smaller one whose
 findings have all run the code at its place, and for findings whose place is not known and that are of a kind which it has. Findings without
 a place have one cause if their errors are alike, and join a cause all of whose findings show that error. Hangs, whose place is where ranks
 wait, and findings at a place that every op goes through are of one cause only if they deviate in the same way.
@@ -30,14 +31,16 @@ from shardlaw.conformance.report.suspects import chapter_of, places_of, strip_re
 if TYPE_CHECKING:
     from shardlaw.conformance.report.run_report import FindingLine
 
+_Common = tuple[int, float, str, tuple[str, ...]]
 TOP, MIN_SHARE = 2, 0.6  # of those that list a place so many must have it among their first ones
 LARGE, LARGE_SHARE = 5, 1 / 8  # findings, and of all
 NEARLY_ALL, SOME, FEW = 0.9, 0.1, 0.2  # of the findings, of the findings, and of the similar cases that hold
+RARE = 0.05  # of the cases of a run
 
 
-def group_by_cause(new: Sequence[FindingLine]) -> list[list[FindingLine]]:
+def group_by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str, int]) -> list[list[FindingLine]]:
     """Group ``new`` by cause, in the order in which the causes first occur. A group begins with the findings at its place, smallest case
-    first."""
+    first. ``reached`` counts, by feature, how many of the run's ``cases`` had it."""
     position = {line.id: number for number, line in enumerate(new)}
     collectives = _group_by_collective([line for line in new if line.in_back_end])
     unexplained: list[FindingLine] = []
@@ -45,7 +48,9 @@ def group_by_cause(new: Sequence[FindingLine]) -> list[list[FindingLine]]:
         next((group for group in collectives if _is_explained_by(line, group)), unexplained).append(line)
     for group in collectives:  # the plainest case of the collective's own laws comes first
         group.sort(key=lambda line: (not line.in_back_end, not collectives_in(line.features), len(line.features), _size_key(line)))
-    found = [*collectives, *_group_by_place(unexplained)]
+    needed = set().union(*map(_needed_features, unexplained))
+    rare = {name: reached[name] / cases for name in needed if 0 < reached.get(name, 0) <= RARE * cases}
+    found = [*collectives, *_group_by_place(unexplained, rare)]
     return sorted(found, key=lambda group: min(position[line.id] for line in group))
 
 
@@ -58,10 +63,10 @@ def _group_by_collective(lines: Sequence[FindingLine]) -> list[list[FindingLine]
     return found
 
 
-def _group_by_place(lines: Sequence[FindingLine]) -> list[list[FindingLine]]:
-    """Group findings in torch by cause."""
+def _group_by_place(lines: Sequence[FindingLine], rare: Mapping[str, float]) -> list[list[FindingLine]]:
+    """Group findings in torch by cause. ``rare``: features that few cases have, with the share of the cases."""
     causes = _cover([line for line in lines if _place_of(line)])
-    while (common := max(_common_code(causes, len(lines)), default=None)) is not None:
+    while (common := max([*_common_code(causes, len(lines)), *_common_features(causes, len(lines), rare)], default=None)) is not None:
         *_, place, joined = common
         together = [line for other in joined for line in causes.pop(other)]
         causes.setdefault(place, []).extend(together)
@@ -101,7 +106,7 @@ def _suspects(line: FindingLine) -> list[str]:
     return list(dict.fromkeys([place, *others]))
 
 
-def _common_code(causes: Mapping[str, Sequence[FindingLine]], total: int) -> Iterator[tuple[int, float, str, tuple[str, ...]]]:
+def _common_code(causes: Mapping[str, Sequence[FindingLine]], total: int) -> Iterator[_Common]:
     """Yield the places that account for several causes together, which are a large part of ``total``: how many findings, minus the share
     of similar holding cases that ran it, the place, and the causes."""
     for place in {suspect for group in causes.values() for line in group for suspect in _suspects(line)}:
@@ -114,6 +119,16 @@ def _common_code(causes: Mapping[str, Sequence[FindingLine]], total: int) -> Ite
         similar, ran = sum(line.similar for line in lines), sum(line.ran.get(place, 0) for line in lines)
         if ran <= FEW * similar and similar:
             yield len(lines), -ran / similar, place, joined
+
+
+def _common_features(causes: Mapping[str, Sequence[FindingLine]], total: int, rare: Mapping[str, float]) -> Iterator[_Common]:
+    """Yield, for rare features that nearly all findings of several causes have, what :func:`_common_code` yields for a place. The place is
+    that of the largest cause."""
+    for name, share in rare.items():
+        joined = tuple(cause for cause, group in causes.items() if sum(name in line.features for line in group) >= NEARLY_ALL * len(group))
+        lines = [line for cause in joined for line in causes[cause]]
+        if len(joined) >= 2 and _is_large(lines, total):
+            yield len(lines), -share, max(joined, key=lambda cause: len(causes[cause])), joined
 
 
 def _is_large(lines: Sequence[FindingLine], total: int) -> bool:

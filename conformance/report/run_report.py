@@ -270,7 +270,7 @@ class RunReport(msgspec.Struct, kw_only=True):
 
     def causes(self) -> list[list[FindingLine]]:
         """The new findings by cause: :func:`shardlaw.conformance.report.causes.group_by_cause`."""
-        return group_by_cause(weigh_places(self.new(), self.laws))
+        return group_by_cause(weigh_places(self.new(), self.laws), self.totals.cases, self.features)
 
     def chapters(self) -> dict[str, Counter[str]]:
         """By chapter: the number of laws with each outcome, of ``laws`` and of ``cases``."""

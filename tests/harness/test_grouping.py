@@ -120,6 +120,19 @@ def test_code_that_all_ran_and_few_holding_cases_did_makes_one_cause_if_some_lis
     assert found[0][0].where == (cut if is_one else gather)
 
 
+@pytest.mark.parametrize(("reached", "count"), [(50, 2), (51, 7)])
+def test_a_feature_that_hardly_any_case_has_makes_one_cause(reached: int, count: int) -> None:
+    lines = [
+        reports.finding(
+            f"{at:08x}", where=(place := f"f{at}, torch/a.py:{at}"), places=[place], features=["nested", "uneven"][: 1 + at % 2]
+        )
+        for at in range(6)
+    ]
+    made = reports.report([], [*lines, reports.finding("00000009", where="g, torch/b.py:1", features=["uneven"])])
+    made.totals.cases, made.features = 1000, {"nested": reached, "uneven": 400}
+    assert len(made.causes()) == count
+
+
 def test_a_rule_that_the_laws_of_ops_find_in_order_is_not_where_a_model_goes_wrong() -> None:
     rule, style = "mm_rule, torch/distributed/tensor/_ops/_matrix_ops.py:1", "output, torch/distributed/tensor/parallel/style.py:2"
     ops, few = reports.law("op.forward[mm]", cases=100), reports.law("op.forward[mm]", cases=9)
