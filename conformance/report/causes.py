@@ -6,11 +6,12 @@ of n. A place counts for findings that do not list it first only if most of thos
 are code that many findings pass whatever is wrong.
 
 What several causes have in common may be code that none of their findings lists early. If nearly all of them ran it, some list it, and few
-of the similar cases that hold ran it, they are one cause. So they are if nearly all have a feature that hardly any case of the run has. A
-cause with a large part of all findings also accounts for a smaller one whose
-findings have all run the code at its place, and for findings whose place is not known and that are of a kind which it has. Findings without
-a place have one cause if their errors are alike, and join a cause all of whose findings show that error. Hangs, whose place is where ranks
-wait, and findings at a place that every op goes through are of one cause only if they deviate in the same way.
+of the similar cases that hold ran it, they are one cause. So they are if nearly all have a feature that hardly any case of the run has.
+
+A cause with a large part of all findings also accounts for a smaller one whose findings have all run the code at its place, and for
+findings whose place is not known and that are of a kind which it has. Findings without a place have one cause if their errors are alike,
+and join a cause all of whose findings show that error. Hangs, whose place is where ranks wait, and findings at a place that every op goes
+through are of one cause only if they deviate in the same way.
 
 In a backend that is not torch's the place is the collective.
 """
