@@ -72,10 +72,10 @@ class FindingLine(msgspec.Struct, kw_only=True):
 
     ``reproducer`` is the path, relative to the report's folder, of a script that was run and showed the fault; ``script`` is then
     ``proven``, and otherwise says why there is none. ``where`` is the place in torch to look at first, ``places`` the likeliest,
-    ``ran`` those of any new finding that the first deviating rank ran, each with the number of similar cases that ran it too, out of the
-    ``similar`` ones that hold; ``calls`` the collectives that it called. Findings with equal ``cause`` have the same place and kind.
-    ``number`` is the number, in the law's plan, of the first case that showed it (0: a stored case), ``entry`` the file and line of an
-    expected finding's entry, ``waits`` where silent ranks of a new finding wait."""
+    ``ran`` those of any new finding that deviating ranks ran, each with the number of similar cases that ran it too, out of the
+    ``similar`` ones that hold; ``calls`` the collectives that the first deviating rank called. Findings with equal ``cause`` have the
+    same place and kind. ``number`` is the number, in the law's plan, of the first case that showed it (0: a stored case), ``entry`` the
+    file and line of an expected finding's entry, ``waits`` where silent ranks of a new finding wait."""
 
     id: str
     law: str
