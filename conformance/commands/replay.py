@@ -182,7 +182,10 @@ def _run_fresh(item: ReplayCase, pool: Pool, times: int, trace: bool) -> list[Ve
     verdicts: list[Verdict] = []
     for at in range(times):
         try:
-            verdict = pool.check_fresh(for_installed_torch(item.law), item.case, traced="each step" if trace else "")
+            law = for_installed_torch(item.law)
+            verdict = pool.check_fresh(law, item.case, traced="at end" if trace else "")
+            if trace and verdict.kind == "crash":  # once more, as the trace was lost with the rank
+                verdict = pool.check_fresh(law, item.case, traced="each step")
         except NotationError as error:
             raise UsageError(f"case {item.case.text!r}: {error}") from None
         for answer in verdict.ranks:

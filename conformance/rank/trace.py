@@ -28,13 +28,14 @@ from shardlaw.reference.placement import format_placements
 
 NOTHING = torch.empty(0)
 MOST_STEPS = 400
+MOST_NOTIFIED = 100  # steps: what is sent at each grows with them
 ROOT = os.path.join("torch", "distributed", "")
 _RAISE = opcode.opmap["RAISE_VARARGS"]
 
 
 class Tracer:
     """Records an act: ``steps`` as lines for people, ``evidence`` as data. ``on_step`` is called before each op, after it was planned, and
-    before each step of a redistribution."""
+    before each step of a redistribution, as long as there are few of them."""
 
     def __init__(self, on_step: Callable[[], None] | None = None) -> None:
         self._on_step = on_step
@@ -179,7 +180,7 @@ class Tracer:
                 yield f"{torch_trace.REFUSED_BY}{place}" if refuses else place
 
     def _notify(self) -> None:
-        if self._on_step is not None:
+        if self._on_step is not None and len(self._steps) <= MOST_NOTIFIED:
             with self._paused():
                 self._on_step()
 
