@@ -34,6 +34,7 @@ NARROW_DRAWS = 80
 NARROW_BATCH = 10
 COVERED_STRIDE = 4  # of the covered cases one in so many is tried
 MAX_ROUNDS = 4
+BLOCK_DRAWS = 500  # a law that draws more cases draws them in blocks, each with seeds of its own
 
 
 def never(case: Case) -> bool:
@@ -97,8 +98,9 @@ class Plan:
 
     :meth:`feed` sets ``number`` (cases generated so far, over all shards, from 1), ``swept`` (how many of them the enumerator generated)
     and ``combinations`` (how many it could generate; 0 if it does not say). ``is_covered`` says whether a known finding covers a case: for
-    each covered case that is skipped, another is drawn in a further round. ``rounds`` has seed and number of draws of each round. In a
-    certified run ``certified_cases`` are the only cases."""
+    each covered case that is skipped, another is drawn in a further round. ``rounds`` has seed and number of draws of each round. A case
+    belongs to a shard by its number or, if the law draws several blocks, with its block: a shard draws its own blocks alone.
+    In a certified run ``certified_cases`` are the only cases."""
 
     law: Law
     limits: Limits
@@ -128,14 +130,16 @@ class Plan:
         self.number = 0
         self.rounds.clear()
         seen: set[Case] = set()
-        remaining, indices = int(self.share.draws + random.Random(self.seed).random()), self.share.indices
+        draws, indices = int(self.share.draws + random.Random(self.seed).random()), self.share.indices
+        remaining = 0
 
         def offer(case: Case, is_drawn: bool) -> None:
             self.number += 1
             if case in seen:
                 return
             seen.add(case)  # of all shards: a case that is generated twice belongs to one shard
-            if self._in_shard(self.number) and case.world <= self.limits.most:
+            in_shard = self._in_shard(self.number) or (is_drawn and draws > BLOCK_DRAWS)
+            if in_shard and case.world <= self.limits.most:
                 take(case, is_drawn)
 
         def offer_drawn(case: Case) -> None:
@@ -158,18 +162,31 @@ class Plan:
             self.combinations = getattr(cases, "combinations", 0)
         for case in self.share.cases_within(self.limits):
             offer(case, False)
-        if self.law.draw is not None and remaining:
-            strategy = self.law.case_strategy(self.limits)
-            while remaining and len(self.rounds) < MAX_ROUNDS:
-                self.rounds.append((self.seed + len(self.rounds), remaining))
-                remaining = 0
-                draw(strategy, *self.rounds[-1], offer_drawn)
+        if self.law.draw is None or not draws:
+            return
+        strategy = self.law.case_strategy(self.limits)
+        for block, start in enumerate(range(0, draws, BLOCK_DRAWS)):
+            before, size = self.number, min(BLOCK_DRAWS, draws - start)
+            if draws <= BLOCK_DRAWS or self._in_shard_with_block(block):
+                remaining, first_seed = size, self.seed + block * MAX_ROUNDS
+                for seed in range(first_seed, first_seed + MAX_ROUNDS):
+                    self.rounds.append((seed, remaining))
+                    remaining = 0
+                    draw(strategy, *self.rounds[-1], offer_drawn)
+                    if not remaining:
+                        break
+            self.number = before + size
 
     def _in_shard(self, number: int) -> bool:
         """Whether the case with this number belongs to the shard. Decided by a hash: an enumerator's periodic pattern, or the first case of
         every law, must not all go to one shard."""
         part, parts = self.shard
         return parts == 1 or zlib.crc32(f"{self.law.id} {number}".encode()) % parts == part - 1
+
+    def _in_shard_with_block(self, block: int) -> bool:
+        """Whether the cases that a block draws belong to the shard. Blocks go round the shards; laws begin with different ones."""
+        part, parts = self.shard
+        return (block + zlib.crc32(self.law.id.encode())) % parts == part - 1
 
 
 @dataclass

@@ -268,6 +268,24 @@ def test_the_shards_of_a_run_make_up_the_whole() -> None:
         assert len(set(parts)) == len(parts)
 
 
+def test_a_shard_draws_its_own_blocks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fed(shard: tuple[int, int]) -> list[Case]:
+        found: list[Case] = []
+        plan = Plan.for_law(law, Limits(), 1, "smoke", shard)
+        plan.feed(lambda case, _: found.append(case))
+        assert plan.number == 210
+        draws.append(sum(count for _, count in plan.rounds))
+        return found
+
+    monkeypatch.setattr("shardlaw.conformance.run.search.BLOCK_DRAWS", 50)
+    law, draws = replace(LAW, draws=210), list[int]()
+    whole = fed((1, 1))
+    parts = [fed((part + 1, 4)) for part in range(4)]
+    assert set(whole) == set().union(*parts)
+    assert draws[0] == 210
+    assert sorted(draws[1:]) == [50, 50, 50, 60]
+
+
 def test_no_shard_has_what_an_enumerator_repeats() -> None:
     law = replace(LAW, sweep=lambda limits: [Case.of("test.sum", n=n, place=n % 8) for n in range(400)], sweeps=400, draw=None)
     for part in range(8):
