@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.chosen import Tried, cover, of_words
+from benchmarks.chosen import Tried, cover, of_words, pending_operands
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws import catalogue, find
@@ -99,3 +99,18 @@ def test_each_word_of_a_law_that_is_told_apart_by_words_keeps_its_cheapest_case(
     elsewhere = case("redistribute.after", "mesh=2 x=4:R to=R b=4:R to.b=R", 0.1)
     found = list(of_words([taken, dear, cheap, sliced, longer, larger, elsewhere], {taken.text}))
     assert [one.text for one in found if one is not larger] == [cheap.text, sliced.text, longer.text]
+
+
+def test_each_operand_of_an_op_is_pending_as_a_sum_and_as_an_extreme_once() -> None:
+    def case(fields: str, seconds: float = 0.1, word: str = "held", b: str = "R") -> Tried:
+        return Tried("op.forward[mul]", f"op.forward[mul] mesh=2 {fields} b=5x3:{b} steps=mul(a,b)", word, False, seconds)
+
+    taken = case("a=5x3:P(avg)")
+    again = case("a=5x3:P(sum)")
+    dear = case("a=5x3:P(max)", 0.2)
+    cheap = case("a=5x3:P(min)")
+    wrong = case("a=5:P(min)", 0.01, "wrong-value")
+    product = case("a=5x3:P(product)")
+    other = case("a=5x3:S(0)", b="P(sum)")
+    found = list(pending_operands([taken, again, dear, cheap, wrong, product, other], {taken.text}))
+    assert [one.text for one in found] == [cheap.text, other.text]

@@ -102,6 +102,17 @@ def test_contributions_belong_together_by_their_check() -> None:
     assert "rank 1 contributed [2.0, 2.0]" in wrong.ranks[1].deviations[0].got
 
 
+@pytest.mark.parametrize(
+    ("placement", "dtype"), [("P(avg)", torch.bool), ("P(avg)", torch.int64), ("P(max)", torch.complex64), ("P(bxor)", torch.float32)]
+)
+def test_a_claimed_reduction_that_the_dtype_lacks_is_a_wrong_layout(placement: str, dtype: torch.dtype) -> None:
+    one = torch.ones(2, dtype=dtype)
+    parts = (replace(deposit("a", one, known), placements=placement, exact=False) for known in (one, None))
+    verdict = judged(*([part] for part in parts))
+    name = str(dtype).removeprefix("torch.")
+    assert (verdict.kind, verdict.message) == ("wrong-layout", f"claims {placement} of {name}, which has no such reduction")
+
+
 @pytest.mark.parametrize(("off", "status"), [(1e-10, "held"), (1e-2, "deviates")])
 def test_contributions_are_compared_in_the_dtype_that_they_were_computed_in(off: float, status: str) -> None:
     want, parts = torch.full((2,), 0.1), (torch.full((2,), 2.0 + off, dtype=torch.float64), torch.full((2,), -1.9, dtype=torch.float64))
