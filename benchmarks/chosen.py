@@ -10,8 +10,8 @@ numbers, under what a mesh dim does to its operands and its targets; each kind o
 for its cost comes first, until none adds :data:`LEAST_WORTH` a CPU-second. Every law keeps a case; one whose cases cost little together, or
 must all be refused, keeps them all; a corner of the input space (:mod:`benchmarks.corners`) keeps as many as it needs, the cheapest ones; a
 law that draws keeps its table, the few cases that were written down because draws would rarely meet them; each operand of each law of
-gradients is sharded in one case, each dim of an op's first operand cut, evenly and unevenly, each operand of an op pending, as a sum and as
-an extreme; in chapters whose cases differ in words
+gradients is sharded in one case, each dim of an op's first operand cut, evenly and unevenly, each operand of an op pending, as a sum, a
+maximum and a minimum; in chapters whose cases differ in words
 (:data:`TOLD_APART`) each word of a law keeps its cheapest case.
 Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
 """
@@ -68,7 +68,7 @@ WORD = re.compile(r" (\w[\w.]*)=([a-z][a-z_-]*)(?= |$)")
 NAME = re.compile(r" (\w[\w.]*)=")
 NUMBER = re.compile(r"\d+")
 AMOUNTS = ("dtype:", "world:", "size-")
-KEPT_BY = {"sum": "linear", "avg": "linear", "max": "monotonic", "min": "monotonic"}  # the ops that keep a reduction pending
+KEPT_ALIKE = {"sum": "sum", "avg": "sum", "max": "max", "min": "min"}  # linear ops keep sums and averages pending
 MEMORY = re.compile(rf":({'|'.join(MEMORIES)})\b")
 
 
@@ -250,13 +250,13 @@ def _cut(case: Case) -> Iterator[tuple[int, int, bool]]:
 
 
 def pending_operands(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]:
-    """The cheapest cases of ops in which an operand is pending, by a reduction that linear ops keep pending or one that monotonic ops do,
-    where no case of the law that is taken has it so: an op whose rule keeps it wrongly runs the same lines as one that does so rightly."""
+    """The cheapest cases of ops in which an operand is pending, as a sum, a maximum or a minimum, where no case of the law that is taken has
+    it so: an op whose rule keeps a reduction pending wrongly runs the same lines as one that does so rightly."""
     some = (case for case in cases if case.name == "op.forward" and case.word in SOUND)
     seen: set[tuple[str, str, str]] = set()
     for case in sorted(some, key=lambda case: (case.text not in taken, case.cost)):
         placed = ((name, spec.placements or ()) for name, spec in specs(Case.parse(case.text)).items())
-        kept = {(case.law, name, KEPT_BY.get(at.op)) for name, its in placed for at in its if isinstance(at, Partial)}
+        kept = {(case.law, name, KEPT_ALIKE.get(at.op)) for name, its in placed for at in its if isinstance(at, Partial)}
         new = {one for one in kept if one[-1]} - seen
         seen |= new
         if new and case.text not in taken:
