@@ -250,8 +250,8 @@ def _cut(case: Case) -> Iterator[tuple[int, int, bool]]:
 
 
 def pending_operands(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]:
-    """The cheapest cases of ops in which an operand is pending as a sum, a maximum or a minimum, where no case of the law that is taken has it
-    so: an op whose rule keeps a reduction pending wrongly runs the same lines as one that does so rightly."""
+    """The cheapest cases of ops in which an operand is pending as a sum, a maximum or a minimum, where no case of the law that is taken
+    has it so: an op whose rule keeps a reduction pending wrongly runs the same lines as one that does so rightly."""
     some = (case for case in cases if case.name == "op.forward" and case.word in SOUND)
     seen: set[tuple[str, str, str]] = set()
     for case in sorted(some, key=lambda case: (case.text not in taken, case.cost)):
