@@ -68,7 +68,7 @@ WORD = re.compile(r" (\w[\w.]*)=([a-z][a-z_-]*)(?= |$)")
 NAME = re.compile(r" (\w[\w.]*)=")
 NUMBER = re.compile(r"\d+")
 AMOUNTS = ("dtype:", "world:", "size-")
-KEPT_ALIKE = {"sum": "sum", "avg": "sum", "max": "max", "min": "min"}  # linear ops keep sums and averages pending
+KEPT = frozenset({"sum", "max", "min"})  # reductions that some ops keep pending; those that keep averages keep sums too
 MEMORY = re.compile(rf":({'|'.join(MEMORIES)})\b")
 
 
@@ -256,8 +256,7 @@ def pending_operands(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]
     seen: set[tuple[str, str, str]] = set()
     for case in sorted(some, key=lambda case: (case.text not in taken, case.cost)):
         placed = ((name, spec.placements or ()) for name, spec in specs(Case.parse(case.text)).items())
-        kept = {(case.law, name, KEPT_ALIKE.get(at.op)) for name, its in placed for at in its if isinstance(at, Partial)}
-        new = {one for one in kept if one[-1]} - seen
+        new = {(case.law, name, at.op) for name, its in placed for at in its if isinstance(at, Partial) and at.op in KEPT} - seen
         seen |= new
         if new and case.text not in taken:
             yield case
