@@ -10,8 +10,8 @@ numbers, under what a mesh dim does to its operands and its targets; each kind o
 for its cost comes first, until none adds :data:`LEAST_WORTH` a CPU-second. Every law keeps a case; one whose cases cost little together, or
 must all be refused, keeps them all; a corner of the input space (:mod:`benchmarks.corners`) keeps as many as it needs, the cheapest ones; a
 law that draws keeps its table, the few cases that were written down because draws would rarely meet them; each operand of each law of
-gradients is sharded in one case, each dim of an op's first operand cut, evenly and unevenly, each operand of an op pending, as a sum, a
-maximum and a minimum; in chapters whose cases differ in words
+gradients is sharded in one case, each dim of an op's first operand cut, evenly and unevenly, and in each call of the op, each operand
+pending, as a sum, a maximum and a minimum; in chapters whose cases differ in words
 (:data:`TOLD_APART`) each word of a law keeps its cheapest case.
 Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
 """
@@ -228,11 +228,14 @@ def sharded_operands(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]
 
 def cut_dims(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]:
     """The cheapest cases of ops that cut a dim of the first operand, evenly or into parts of unlike sizes, none of them empty, where no
-    case of the law that is taken does: sizes that are handed to a kernel run the same lines, right or wrong."""
+    case of the law that is taken does, nor one of the same call: sizes that are handed to a kernel, and dims that a rule takes one for the
+    other, run the same lines, right or wrong."""
     some = (case for case in cases if case.name == "op.forward" and case.word in SOUND)
-    seen: set[tuple[str, int, int, bool]] = set()
+    seen: set[tuple[object, ...]] = set()
     for case in sorted(some, key=lambda case: (case.text not in taken, case.cost)):
-        new = {(case.law, *dim) for dim in _cut(Case.parse(case.text))} - seen
+        parsed = Case.parse(case.text)
+        cuts = list(_cut(parsed))
+        new = {*((case.law, *cut) for cut in cuts), *((case.law, parsed.get("steps"), dim) for _, dim, _ in cuts)} - seen
         if new and (case.text in taken or " mesh=2 " in case.text):
             seen |= new
             if case.text not in taken:
