@@ -12,7 +12,8 @@ must all be refused, keeps them all; a corner of the input space (:mod:`benchmar
 law that draws keeps its table, the few cases that were written down because draws would rarely meet them; each operand of each law of
 gradients is sharded in one case, each dim of an op's first operand cut, evenly and unevenly, and in each call of the op, each operand
 pending, as a sum, a maximum and a minimum; in chapters whose cases differ in words
-(:data:`TOLD_APART`) each word of a law keeps its cheapest case.
+(:data:`TOLD_APART`) each word of a law keeps its cheapest case. Where the rule of a gradient is an op's own, calls that smoke leaves to
+``ci`` are taken too (:func:`later_calls`).
 Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
 """
 
@@ -24,23 +25,24 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from math import prod
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from benchmarks.case_notes import NOTES, noted
 from benchmarks.corners import MEMORIES, corners, words_of
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
-from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.laws.op.results import specs
 from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD
-from shardlaw.conformance.run.shares import format_share
+from shardlaw.conformance.run.shares import SCALE, format_share
 from shardlaw.conformance.target.config import find_target
 from shardlaw.reference.placement import Partial, Shard
 from shardlaw.strategies.op_corners import corner_gradients, corner_samples
@@ -265,6 +267,28 @@ def pending_operands(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]
             yield case
 
 
+def with_rules(folders: Iterable[Path]) -> set[str]:
+    """The laws of gradients that runs computed by an op which has a rule of its own, such as ``_softmax_backward_data``."""
+    reports = (msgspec.json.decode((folder / "report" / "report.json").read_bytes()) for folder in folders)
+    laws = (law for report in reports for law in report["laws"] if law["id"].startswith("op.backward["))
+    return {law["id"] for law in laws if any(name.startswith("op:") and "backward" in name for name in law["features"])}
+
+
+def later_calls(law: Law, places: Collection[int], limits: Limits) -> set[int]:
+    """Further places of a law's enumerated cases, of the first that profile ``ci`` tries: each call is made with each dim of the first
+    operand cut in two, for the rule of a gradient may take one dim for another."""
+    assert law.sweep is not None
+    cases = list(islice(law.sweep(limits), law.sweeps * SCALE["ci"]))
+    seen: set[tuple[str, int]] = set()
+    found = set()
+    for place, case in sorted(enumerate(cases), key=lambda one: one[0] not in places):
+        new = {(case.get("steps"), dim) for _, dim, _ in _cut(case)} - seen
+        if new and (place in places or case.get("mesh") == "2"):
+            seen |= new
+            found.add(place)
+    return found - set(places)
+
+
 def words_asked(case: Tried) -> set[object]:
     """The words of a case's fields, the memory of its tensors, how many dims its meshes have that are longer than 1, and its features
     but those that say how large it is."""
@@ -288,7 +312,7 @@ def of_words(cases: list[Tried], taken: set[str]) -> Iterator[Tried]:
             yield case
 
 
-def choose(folders: Iterable[Path]) -> None:
+def choose(folders: Sequence[Path]) -> None:
     """Print the shares of all laws."""
     cases = tried(folders)
     whole = tried_whole(cases)
@@ -306,6 +330,7 @@ def choose(folders: Iterable[Path]) -> None:
     sure = [case for case in cases if not (case.drawn and case.name in whole)]  # other seeds draw others
     taken |= {case.text: case for case in at_corners(sure, reached)}
     taken |= {case.text: case for case in of_words(cases, reached | set(taken))}
+    by_rule = with_rules(folders)
     print("# What a smoke run of everything tries of each law: the places of its enumerated cases, the number of drawn ones, and others.")
     print("# Made by python -m benchmarks.chosen; a law that is not named is tried whole.")
     for law_id, law in sorted(catalogue().items()):
@@ -313,6 +338,7 @@ def choose(folders: Iterable[Path]) -> None:
             continue
         swept = islice(law.sweep(limits), law.sweeps) if law.sweep is not None else ()
         places = {place for place, case in enumerate(swept) if case.text in taken}
+        places |= later_calls(law, places, limits) if law_id in by_rule else set()
         drawn = sorted(case.text for case in taken.values() if case.law == law_id and case.drawn)
         count = len(drawn) / DRAWN_ANEW
         if not places and not drawn:
@@ -333,6 +359,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["measure"] and len(sys.argv) > 2:
         sys.exit(measure(Path(sys.argv[2]), *sys.argv[3:]))
     if sys.argv[1:2] == ["choose"] and len(sys.argv) > 2:
-        choose(map(Path, sys.argv[2:]))
+        choose([*map(Path, sys.argv[2:])])
     else:
         sys.exit("benchmarks.chosen: want measure FOLDER [OPTION ...], or choose FOLDER [FOLDER ...]")
