@@ -1,9 +1,9 @@
 """How many, and which, cases of a law a run tries: all that the profile allows, or, in a smoke run of all laws, those in ``smoke.txt``.
 
 ``python -m benchmarks.chosen`` writes ``profiles/smoke.txt`` from the lines of torch that each case of a smoke run executes and from its
-cost. The file has a line for each law: its id, the indices of enumerated cases (``0,4-7``, or ``-`` for none), which may be among those that
-profile ``ci`` adds, and the number of cases to draw. Indented below stand cases that were drawn when the file was written. A law without a line gets all cases of its profile, and so does
-every law in a run that selects laws.
+cost. The file has a line for each law: its id, the indices of enumerated cases (``0,4-7``, or ``-`` for none), which may be among those
+that profile ``ci`` adds, and the number of cases to draw. Indented below stand cases that were drawn when the file was written. A law
+without a line gets all cases of its profile, and so does every law in a run that selects laws.
 """
 
 from __future__ import annotations
