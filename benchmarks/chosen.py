@@ -255,13 +255,16 @@ def _cut(case: Case) -> Iterator[tuple[int, int, bool]]:
 
 
 def pending_operands(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]:
-    """The cheapest cases of ops in which an operand is pending as a sum, a maximum or a minimum, where no case of the law that is taken
-    has it so: an op whose rule keeps a reduction pending wrongly runs the same lines as one that does so rightly."""
+    """The cheapest cases of ops in which an operand, or several alike, are pending as a sum, a maximum or a minimum, where no case of the
+    law that is taken has them so: an op whose rule keeps a reduction pending wrongly runs the same lines as one that does so rightly."""
     some = (case for case in cases if case.name == "op.forward" and case.word in SOUND)
-    seen: set[tuple[str, str, str]] = set()
+    seen: set[tuple[str, str, tuple[str, ...]]] = set()
     for case in sorted(some, key=lambda case: (case.text not in taken, case.cost)):
-        placed = ((name, spec.placements or ()) for name, spec in specs(Case.parse(case.text)).items())
-        new = {(case.law, name, at.op) for name, its in placed for at in its if isinstance(at, Partial) and at.op in KEPT} - seen
+        pending: defaultdict[str, list[str]] = defaultdict(list)
+        for name, spec in specs(Case.parse(case.text)).items():
+            for op in {at.op for at in spec.placements or () if isinstance(at, Partial)} & KEPT:
+                pending[op].append(name)
+        new = {(case.law, op, alike) for op, names in pending.items() for alike in {tuple(names), *((name,) for name in names)}} - seen
         seen |= new
         if new and case.text not in taken:
             yield case
