@@ -296,6 +296,10 @@ FURTHER = """
 2 | a=4x3:S(0):float32:small b=1:-:float32:small | add(a,b)
 2 | a=6x4:S(1) | x=a.new_empty_strided((6,4),(1,6));x.copy_(a);y=t(x);view(y,(24,))
 2 | a=3x6:S(1) i=2x3:R:int64:index3 s=2x3:R | scatter_add(a,0,i,s)
+2 | a=5x4:S(1) | topk(a,2)
+2 | a=2x3:S(0) | squeeze(a,0)
+2 | a=4x3:P(max):float32:small b=4x3:P(max):float32:small | logaddexp(a,b)
+2 | a=3x3:R:float32:small b=3x2:S(0):float32:small | linalg.solve_triangular(a,b,upper=True,unitriangular=True)
 """
 
 FORWARD = (
@@ -361,6 +365,7 @@ BACKWARD = """
 2 | w=5x4:S(0) i=3x3:R:int64:index5 | x=nn.functional.embedding(i,w);y=redistribute(x,'R');transpose(y,0,1) | w | R
 2 | a=2x8x4x4:S(2) | nn.functional.pixel_shuffle(a,2) nn.functional.pixel_unshuffle(a,2) nn.functional.channel_shuffle(a,2) | a |
 2 | a=4x3:S(0):float32:positive b=4x3:S(0):float32:small | polar(a,b) complex(a,b) | a,b | R
+2 | a=5x4:S(1) | nn.functional.softmax(a,-1) nn.functional.log_softmax(a,-1) | a | S(1)
 """
 
 

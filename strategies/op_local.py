@@ -57,6 +57,7 @@ LOCAL = """
 2x2 | a=4x6:S(0),S(1) | S(0),P(sum) | sum(a,1)
 2x2 | a=4x6:S(0),R w=6x4:R,S(1) | S(0),S(1) | mm(a,w)
 2x2 | a=4x6:S(0),S(1) w=6x4:R,S(0) | S(0),P(sum) | mm(a,w)
+2 | a=2x3x4:S(2):float32:unit | S(2) | bernoulli(a)
 """
 
 
