@@ -230,6 +230,8 @@ LAWS = make_laws(
             "control": "mesh=2 x=4x5:S(1):float64 reduction=mean",
             "draw": partial(draw_loss, mesh_texts=("2", "3", "2x2"), unsupported=True),
             "draws": 12,
+            "sweep": texts("mesh=2x2 x=4x6:S(0),S(1):float64 reduction=mean targets=sharded"),
+            "sweeps": 1,
             "refusal": "allowed",
             "weight": 0.1,
         },

@@ -233,6 +233,8 @@ LAWS = make_laws(
             "control": "mesh=2 style=SequenceParallel module=layer-norm dims=2 input=2x4x2 from=R wrapped=1",
             "draw": draw_sequence,
             "draws": 12,
+            "sweep": texts("mesh=2 style=SequenceParallel module=layer-norm dims=4 input=4x3x4 dim=0"),
+            "sweeps": 1,
         },
     },
     features=features_styles,

@@ -49,6 +49,7 @@ SELDOM = (
     *(f"mesh=2 x=2:-:float32:small a=4x3:-:float32:small opt={opt}" for opt in ("rprop", "asgd", "lbfgs")),
     *(f"mesh=2 x=3x2:-:float32:small a=4x3:-:float32:small opt={opt}" for opt in ("adadelta", "adafactor", "muon")),
     "mesh=2 x=2:-:float32:small a=4x3:-:float32:small opt=sparse",
+    "mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small opt=sgd when=after",
 )
 
 
@@ -258,10 +259,12 @@ def to_local(tensor: torch.Tensor) -> torch.Tensor:
     sweeps=len(SELDOM),
     **COMMON,
 )
-def get_state(tensors: Tensors, opt: Opt):
-    """get_optimizer_state_dict changes neither the optimizer nor the model: the next step is the first one."""
+def get_state(tensors: Tensors, opt: Opt, when: Literal["before", "after"] = "before"):
+    """get_optimizer_state_dict changes no optimizer, model or gradient: the next step is the first one."""
     nets = [Net({name: tensor.clone() for name, tensor in tensors.items()}) for _ in range(2)]
     optimizers = [OPTIMIZERS[opt](parameter_groups(net, opt)) for net in nets]
+    for path, grad in by_state_name(tensors).items() if when == "after" else ():
+        nets[0].held()[path].grad = grad.clone()
     get_optimizer_state_dict(nets[0], optimizers[0])
     model = {path: parameter.detach().clone() for path, parameter in nets[0].held().items()}
     gradients = [path for path, parameter in nets[0].held().items() if parameter.grad is not None]
@@ -272,7 +275,7 @@ def get_state(tensors: Tensors, opt: Opt):
     states = [learned(net.optimizer_parameters(), optimizer) for net, optimizer in zip(nets, optimizers, strict=True)]
     return {
         "model": model,
-        "gradients left": gradients,
+        "gradients": sorted(gradients),
         "stepped otherwise": differing_names(nets[0].held(), nets[1].held()),
         "kept otherwise": {
             path: differing_names(kept, states[1]["averages"][path]) for path, kept in states[0]["averages"].items()
@@ -282,12 +285,12 @@ def get_state(tensors: Tensors, opt: Opt):
 
 
 @get_state.due
-def _(tensors, opt):
+def _(tensors, opt, when="before"):
     steps = dict.fromkeys(by_state_name(tensors), None if opt in WITHOUT_STEPS else 1.0)
     differing = {path: list[str]() for path in by_state_name(tensors)}
     return {
         "model": by_state_name(tensors),
-        "gradients left": [],
+        "gradients": sorted(by_state_name(tensors)) if when == "after" else [],
         "stepped otherwise": [],
         "kept otherwise": differing,
         "steps": [steps] * 2,

@@ -228,6 +228,8 @@ DAMAGED = {
     "outside": "5/0:3@0;8:10@1",
     "emptied": "5/0:3@0;3:3@1",
 }
+# the first and the last chunk overlap, and another begins between them; one rank alone is not asked for all elements
+APART = {"overlap": ("world=1 ranks=1 a=6x4/0:4,0:2@0;1:2,2:4@0;2:4,0:2@0",)}
 
 
 def damage_law(kind: str) -> Law:
@@ -237,6 +239,8 @@ def damage_law(kind: str) -> Law:
         control=f"ranks=2 a={DAMAGED[kind]}",
         draw=draw_damaged(kind),
         draws=30,
+        sweep=texts(*APART.get(kind, ())),
+        sweeps=len(APART.get(kind, ())),
     )(validates)
     built.due(due_validates)
     return built

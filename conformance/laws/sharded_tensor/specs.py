@@ -100,6 +100,8 @@ def factory_law(kind: str, clause: str, source: str, spec: str) -> Law:
     control="world=2 x=4x3 spec=chunk(0)@0,1",
     draw=lambda limits: spec_cases(limits, chunks=True, rank_field="src"),
     draws=40,
+    sweep=texts("world=3 group=1,2 x=4x3 spec=chunk(0)@1,2", "world=3 group=1,2 x=4x3 spec=chunk(0)@1,2 src=1"),
+    sweeps=2,
 )
 def scattered(x: FullTensor, spec: ShardingSpec, src: int = 0, group: Group = None):
     """_shard_tensor scatters the tensor of the source rank in the chunks of the spec, each to its rank."""
