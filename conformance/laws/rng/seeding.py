@@ -180,7 +180,8 @@ def offsets(
     mesh: MeshTable, placements: PlacementsOf, shape: ShapeOf, stride: StrideOf, dtype: DtypeOf, device: Device
 ):
     """Different shards start at different offsets of the generator, in the order of their offsets in the tensor;
-    replicas start at the same, and all ranks end at the same."""
+    replicas start at the same, and all ranks end at the same, as many numbers further on as the tensor has elements or
+    more."""
     table, starts, states = torch.tensor(mesh), {}, {}
     for rank in table.flatten().tolist():
         rank_mesh = compat.mesh_for_rank(device.type, table, rank)
@@ -199,7 +200,7 @@ def offsets(
         "states": states == starts,
         "in fours": all(at % 4 == 0 for pair in starts.values() for at in pair),
         "go on alike": len(ends) == 1,
-        "advance": min(ends) >= min(shape.numel(), 1) and all(start >= 0 for start, _ in starts.values()),
+        "advance": min(ends) >= shape.numel() and all(start >= 0 for start, _ in starts.values()),
         "starts": {f"rank {a} to {b}": (distance > 0) - (distance < 0) for a, distance, b in pairs},
     }
 
