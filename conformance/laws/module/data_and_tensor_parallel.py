@@ -53,12 +53,14 @@ CASES = (
     "mesh=2x2 model=mlp dims=5x7x3 way=ddp gathered=1",
     # a module in modules
     "mesh=2x2 model=mlp dims=5x4x3 way=ddp nested=1",
+    *(f"mesh=2x2 model=mlp dims=5x4x3 way={way} frozen=1" for way in ("ddp", "fully", "told", "wrapped")),
 )
 
 
 def features(case: Case) -> set[str]:
     way = case.get("way")
-    return {"module", "backward", f"way:{way}"} | ({"fully-sharded"} if "ddp" not in way else set())
+    found = {"module", "backward", f"way:{way}"} | ({"frozen"} if "frozen" in case else set())
+    return found | ({"fully-sharded"} if "ddp" not in way else set())
 
 
 # Plain torch, for the act
@@ -71,7 +73,8 @@ def shard_layers(model: Any, mesh: Any) -> None:
     def partition(name: str, module: nn.Module, mesh: Any) -> None:
         for key, parameter in list(module.named_parameters(recurse=False)):
             along = [Replicate()] * (mesh.ndim - 1) + [placements.get(f"{name}.{key}", Replicate())]
-            module.register_parameter(key, nn.Parameter(distribute_tensor(parameter.data, mesh, along)))
+            placed = distribute_tensor(parameter.data, mesh, along)
+            module.register_parameter(key, nn.Parameter(placed, requires_grad=parameter.requires_grad))
 
     distribute_module(model, mesh, partition)
 
@@ -100,9 +103,11 @@ def both_parallel(
     way: Literal["fully", "told", "flat", "replicated", "remade", "wrapped", "ddp", "ddp-named"],
     gathered: bool = False,
     nested: bool = False,
+    frozen: bool = False,
 ):
     """A tensor-parallel model with data parallelism along the other dims of its mesh has the dense output, and its
-    parameters take the dense steps, with the mean of all gradients."""
+    parameters take the dense steps, with the mean of all gradients, but for a frozen one, which stays as it is."""
+    model.net1.weight.requires_grad_(not frozen)
     names, spmd = mesh.mesh_dim_names, way in ("told", "flat", "replicated", "remade")
     ddp_parameters = dict[str, Any]()
     compat.op_plans()  # drop cached plans: they may hold an equal mesh of another case
@@ -156,7 +161,8 @@ def both_parallel(
 
 
 @both_parallel.due
-def _(model, mesh: Mesh, inputs: list[Pairs], way: str, rank: Rank):
+def _(model, mesh: Mesh, inputs: list[Pairs], way: str, frozen: bool, rank: Rank):
+    model.net1.weight.requires_grad_(not frozen)
     row = mesh.ranks.index(rank) // mesh.shape[-1]
     tp_mesh = mesh.slice((mesh.ndim - 1,), mesh.coord(rank) or (0,) * mesh.ndim)
     dp_mesh = Mesh.parse(f"{mesh.size // mesh.shape[-1]}x{mesh.shape[-1]}") if way == "flat" else mesh
