@@ -16,12 +16,10 @@ from shardlaw.conformance.law.fields import Device, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.collective import draws
 from shardlaw.conformance.laws.collective.calls import prepare, results, run_call, start
-from shardlaw.conformance.laws.collective.fields import Call, Group, RankDataField
+from shardlaw.conformance.laws.collective.fields import GROUP_FORMS, Call, GivenAs, Group, RankDataField
 from shardlaw.conformance.laws.collective.functional import (
     ARGUMENT_FIELDS,
-    GROUP_FORMS,
     VARIANTS,
-    GivenAs,
     draw_groups,
     draw_variant,
     features,

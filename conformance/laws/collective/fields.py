@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.fields import Field, ScriptArgument
+from shardlaw.conformance.law.fields import Field, ScriptArgument, WordField
 from shardlaw.conformance.law.literal import rank_table
 from shardlaw.conformance.laws.collective.calls import CALLS, IN_PLACE
 from shardlaw.conformance.laws.collective.specs import REDUCING, CollectiveSpec, MemberData, member_data
@@ -222,3 +223,36 @@ Group = Annotated[Any, GroupsField(several=False)]
 Groups = Annotated[Any, GroupsField(several=True)]
 Call = Annotated[Any, RankDataField(read_call, "call")]
 Calls = Annotated[Any, RankDataField(read_calls, "calls", "mesh.b", "mesh.c")]
+
+
+# how a process group is given to a functional collective
+GROUP_FORMS = {
+    "name": lambda group, device: group.group_name,
+    "ranks": lambda group, device: dist.get_process_group_ranks(group),
+    "lists": lambda group, device: [dist.get_process_group_ranks(group)],
+    "mesh": lambda group, device: DeviceMesh.from_group(group, device.type),
+    "mesh-dim": lambda group, device: (DeviceMesh.from_group(group, device.type), 0),
+}
+
+
+class GroupFormField(WordField):
+    """A key of :data:`GROUP_FORMS`."""
+
+    def read(self, case: Case, name: str) -> Any:
+        return self.parse(case.get(name)), group_ranks(case)
+
+    def build(self, value: tuple[str, tuple[int, ...]], here: RankContext) -> str:
+        form, ranks = value
+        # all ranks reject the case, also those outside the group: creating a group takes all ranks
+        if form in ("ranks", "lists") and ranks != tuple(range(here.world)):
+            here.reject("a list of ranks stands for any group of these ranks, whatever its order")
+        return form
+
+    def due(self, value: tuple[str, tuple[int, ...]], rank: int, world: int) -> str:
+        return value[0]
+
+    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
+        return ScriptArgument(repr(value[0]))
+
+
+GivenAs = Annotated[str, GroupFormField(GROUP_FORMS)]

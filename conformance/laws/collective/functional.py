@@ -8,29 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from torch.distributed.device_mesh import DeviceMesh
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law import act
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.fields import Device, Rank, ScriptArgument, WordField
+from shardlaw.conformance.law.fields import Device, Rank
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.collective import draws
-from shardlaw.conformance.laws.collective.fields import Group, RankDataField, group_ranks
+from shardlaw.conformance.laws.collective.fields import GROUP_FORMS, GivenAs, Group, RankDataField, group_ranks
 from shardlaw.conformance.laws.collective.specs import CollectiveSpec, Row, one_each, parse_ints
 from shardlaw.reference import collective
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
 from shardlaw.reference.tensors import TensorSpec
-
-if TYPE_CHECKING:
-    from shardlaw.conformance.rank.context import RankContext
 
 SOURCE = "torch.distributed._functional_collectives, docstring of "
 
@@ -65,7 +61,16 @@ class FunctionalData:
 def _all_reduce(case: Case, spec: CollectiveSpec) -> FunctionalData:
     inputs = [spec.contribution(at) for at in range(spec.size)]
     expected = collective.all_reduce(inputs, spec.op)
-    return FunctionalData(one_each(inputs), one_each(expected), [[spec.op]] * spec.size, (collective.all_reduce,))
+
+    def backward(gradients: Row) -> Row:
+        """Of an extreme: those who hold it share the gradient evenly."""
+        if spec.op not in ("min", "max"):
+            return collective.all_reduce(gradients, spec.op)
+        held = [(x == most).to(x.dtype) for x, most in zip(inputs, expected, strict=True)]
+        each = collective.reduction(gradients, "sum") / collective.reduction(held, "sum")
+        return [each * holds for holds in held]
+
+    return FunctionalData(one_each(inputs), one_each(expected), [[spec.op]] * spec.size, (backward,))
 
 
 def _broadcast(case: Case, spec: CollectiveSpec) -> FunctionalData:
@@ -186,37 +191,6 @@ def read_case(case: Case) -> tuple[dict[int, Any], Any]:
 
 ARGUMENT_FIELDS = "dim", "then", "to-position"
 MemberArguments = Annotated[Any, RankDataField(read_case, *ARGUMENT_FIELDS)]
-# how a process group is given to a functional collective
-GROUP_FORMS = {
-    "name": lambda group, device: group.group_name,
-    "ranks": lambda group, device: dist.get_process_group_ranks(group),
-    "lists": lambda group, device: [dist.get_process_group_ranks(group)],
-    "mesh": lambda group, device: DeviceMesh.from_group(group, device.type),
-    "mesh-dim": lambda group, device: (DeviceMesh.from_group(group, device.type), 0),
-}
-
-
-class GroupFormField(WordField):
-    """A key of :data:`GROUP_FORMS`."""
-
-    def read(self, case: Case, name: str) -> Any:
-        return self.parse(case.get(name)), group_ranks(case)
-
-    def build(self, value: tuple[str, tuple[int, ...]], here: RankContext) -> str:
-        form, ranks = value
-        # all ranks reject the case, also those outside the group: creating a group takes all ranks
-        if form in ("ranks", "lists") and ranks != tuple(range(here.world)):
-            here.reject("a list of ranks stands for any group of these ranks, whatever its order")
-        return form
-
-    def due(self, value: tuple[str, tuple[int, ...]], rank: int, world: int) -> str:
-        return value[0]
-
-    def to_script(self, value: Any, name: str, world: int) -> ScriptArgument:
-        return ScriptArgument(repr(value[0]))
-
-
-GivenAs = Annotated[str, GroupFormField(GROUP_FORMS)]
 
 
 def start_functional(function, xs, coalesced, arguments, group):
@@ -312,6 +286,8 @@ FLOAT: dict[str, Any] = {"floats": True}
 REDUCED: dict[str, Any] = {"reduces": True}
 ROOTED: dict[str, Any] = {"root": True, "tables": False, "parts": False}
 ONE, DIM, ROWS = "mesh=2 x=5x3", "mesh=2 x=5x3 dim=1", "mesh=2 x=3x2 splits=1.2/0.3"
+# reductions that have a gradient beside the sum
+OTHERS = tuple(f"{ONE} op={op}" for op in ("avg", "max", "min")) if compat.torch_release() >= (2, 15) else ()
 ZEROED, ONE_BY_ONE = f"{ONE} results=zeroed", "; their results can be waited for and overwritten one by one"
 VARIANTS = {
     "all_reduce": Variant(
@@ -368,8 +344,9 @@ VARIANTS = {
         backward=True,
     ),
     "all_reduce_autograd": Variant(
-        ("all_reduce",), _all_reduce, "all_reduce", "sums; the gradient is the sum of all members' gradients", ONE,
-        FLOAT, backward=True,
+        ("all_reduce",), _all_reduce, "all_reduce",
+        "reduces; the gradient is that of all members' gradients, or their sum, shared by the holders of an extreme",
+        ONE, FLOAT, backward=True, corners=(ONE, *OTHERS),
     ),
     "broadcast_autograd": Variant(
         ("broadcast",), _broadcast, "broadcast",
@@ -382,8 +359,8 @@ VARIANTS = {
     ),
     "all_reduce_coalesced_autograd": Variant(
         ("all_reduce_coalesced",), _coalesced(_all_reduce), "all_reduce",
-        "sums several tensors; the gradient of each is the sum of all members' gradients", ONE, FLOAT, coalesced=True,
-        backward=True,
+        "reduces several tensors; the gradient of each is that of all members' gradients, or their sum, shared by the "
+        "holders of an extreme", ONE, FLOAT, coalesced=True, backward=True, corners=(ONE, *OTHERS),
     ),
     "all_gather_coalesced_autograd": Variant(
         ("all_gather_single_coalesced", "all_gather_into_tensor_coalesced"), _coalesced(_all_gather), "reduce_scatter",

@@ -59,8 +59,7 @@ CASES = (
 
 def features(case: Case) -> set[str]:
     way = case.get("way")
-    found = {"module", "backward", f"way:{way}"} | ({"frozen"} if "frozen" in case else set())
-    return found | ({"fully-sharded"} if "ddp" not in way else set())
+    return {"module", "backward", f"way:{way}"} | ({"fully-sharded"} if "ddp" not in way else set())
 
 
 # Plain torch, for the act
