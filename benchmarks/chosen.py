@@ -12,8 +12,8 @@ must all be refused, keeps them all; a corner of the input space (:mod:`benchmar
 law that draws keeps its table, the few cases that were written down because draws would rarely meet them; each operand of each law of
 gradients is sharded in one case, each dim of an op's first operand cut, evenly and unevenly, and in each call of the op, each operand
 pending, as a sum, a maximum and a minimum; in chapters whose cases differ in words
-(:data:`TOLD_APART`) each word of a law keeps its cheapest case. Where the rule of a gradient is an op's own, calls that smoke leaves to
-``ci`` are taken too (:func:`later_calls`).
+(:data:`TOLD_APART`) each word of a law keeps its cheapest case. Where the rule of a gradient is an op's own, and cases cost little, calls
+that smoke leaves to ``ci`` are taken too (:func:`later_calls`).
 Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
 """
 
@@ -54,6 +54,7 @@ TOLD_APART = {"collective", "layout", "mesh", "optimizer", "roundtrip"}  # where
 SAID_WORTH = 16.0  # of a call under placements, or of a block of torch, where that of a block under a feature is 1
 LEAST_WORTH = 2200.0  # a CPU-second
 DRAWN_ANEW = 3  # for so many of the drawn cases that were chosen one is drawn by each run
+DEAR = 0.15  # CPU-seconds of a case, as measured, above which a law gets no cases from profile ``ci``
 CHEAP = 0.3  # CPU-seconds of a law with its variants, as measured, below which all its cases are tried
 REFUSED = "must-refuse"  # a feature: such cases run few lines of torch, and differ in what they ask
 LEAST = 4  # draws of a law of which no other case is tried: some are rejected
@@ -277,6 +278,14 @@ def with_rules(folders: Iterable[Path]) -> set[str]:
     return {law["id"] for law in laws if any(name.startswith("op:") and "backward" in name for name in law["features"])}
 
 
+def dear_laws(cases: Iterable[Tried]) -> set[str]:
+    """The laws whose cases cost more than :data:`DEAR` in the mean."""
+    costs: defaultdict[str, list[float]] = defaultdict(list)
+    for case in cases:
+        costs[case.law].append(case.cost)
+    return {law for law, its in costs.items() if sum(its) > DEAR * len(its)}
+
+
 def later_calls(law: Law, places: Collection[int], limits: Limits) -> set[int]:
     """Further places of a law's enumerated cases, of the first that profile ``ci`` tries: each call is made with each dim of the first
     operand cut in two, for the rule of a gradient may take one dim for another."""
@@ -333,7 +342,7 @@ def choose(folders: Sequence[Path]) -> None:
     sure = [case for case in cases if not (case.drawn and case.name in whole)]  # other seeds draw others
     taken |= {case.text: case for case in at_corners(sure, reached)}
     taken |= {case.text: case for case in of_words(cases, reached | set(taken))}
-    by_rule = with_rules(folders)
+    by_rule = with_rules(folders) - dear_laws(cases)
     print("# What a smoke run of everything tries of each law: the places of its enumerated cases, the number of drawn ones, and others.")
     print("# Made by python -m benchmarks.chosen; a law that is not named is tried whole.")
     for law_id, law in sorted(catalogue().items()):
