@@ -304,8 +304,8 @@ def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def is_close(got: torch.Tensor, want: torch.Tensor, tolerance: Mapping[str, float] | None) -> bool:
-    """Whether two tensors of the same shape and dtype agree: exactly, or within 16 times the dtype's relative ``tolerance``, scaled by the
-    largest element."""
+    """Whether two tensors of the same shape agree: exactly, or within 16 times the relative ``tolerance`` of the dtype of ``want``, scaled
+    by the largest element. Their dtypes may differ: what is claimed to be an average of integers or bools is assembled as floats."""
     if got.numel() == 0 or torch.equal(got, want):
         return True
     if not (got.dtype.is_floating_point or got.dtype.is_complex):
@@ -314,7 +314,7 @@ def is_close(got: torch.Tensor, want: torch.Tensor, tolerance: Mapping[str, floa
     if tolerance is None:
         return bool(same.all())
     finite = want.isfinite() & got.isfinite()
-    scale = want[finite].abs().max().item() if finite.any() else 0.0
+    scale = want[finite].to(torch.complex128).abs().max().item() if finite.any() else 0.0
     step = tolerance.get(str(want.dtype).removeprefix("torch."), 0.0)
     near = (got.to(torch.complex128) - want.to(torch.complex128)).abs() <= 16 * step * max(scale, 1.0)
     return bool((same | near & finite).all())
