@@ -233,14 +233,15 @@ APART = {"overlap": ("world=1 ranks=1 a=6x4/0:4,0:2@0;1:2,2:4@0;2:4,0:2@0",)}
 
 
 def damage_law(kind: str) -> Law:
+    cases = (f"ranks=2 a={DAMAGED[kind]}", *APART.get(kind, ()))
     built = plan_law(
         f"plan.validates[{kind}]",
         source=f"{DOCS}, DefaultSavePlanner.create_global_plan validates the plan: in bounds, disjoint, covering",
-        control=f"ranks=2 a={DAMAGED[kind]}",
+        control=cases[0],
         draw=draw_damaged(kind),
         draws=30,
-        sweep=texts(*APART.get(kind, ())),
-        sweeps=len(APART.get(kind, ())),
+        sweep=texts(*cases),
+        sweeps=len(cases),
     )(validates)
     built.due(due_validates)
     return built
