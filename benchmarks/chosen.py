@@ -11,9 +11,9 @@ for its cost comes first, until none adds :data:`LEAST_WORTH` a CPU-second. Ever
 must all be refused, keeps them all; a corner of the input space (:mod:`benchmarks.corners`) keeps as many as it needs, the cheapest ones; a
 law that draws keeps its table, the few cases that were written down because draws would rarely meet them; each operand of each law of
 gradients is sharded in one case, each dim of an op's first operand cut, evenly and unevenly, and in each call of the op, each operand
-pending, as a sum, a maximum and a minimum; in chapters whose cases differ in words
-(:data:`TOLD_APART`) each word of a law keeps its cheapest case. Where the rule of a gradient is an op's own, and cases cost little, calls
-that smoke leaves to ``ci`` are taken too (:func:`later_calls`).
+pending, as a sum, a maximum and a minimum; in chapters whose cases differ in words (:data:`TOLD_APART`) each word of a law keeps its
+cheapest case. Where the rule of a gradient is an op's own, and cases cost little, calls that smoke leaves to ``ci`` are taken too
+(:func:`later_calls`).
 Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
 """
 
@@ -237,8 +237,7 @@ def cut_dims(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]:
     seen: set[tuple[object, ...]] = set()
     for case in sorted(some, key=lambda case: (case.text not in taken, case.cost)):
         parsed = Case.parse(case.text)
-        cuts = list(_cut(parsed))
-        new = {*((case.law, *cut) for cut in cuts), *((case.law, parsed.get("steps"), dim) for _, dim, _ in cuts)} - seen
+        new = {(case.law, *cut) for cut in (*_cut(parsed), *_cut_in_call(parsed))} - seen
         if new and (case.text in taken or " mesh=2 " in case.text):
             seen |= new
             if case.text not in taken:
@@ -253,6 +252,11 @@ def _cut(case: Case) -> Iterator[tuple[int, int, bool]]:
         cuts = [size for size, at in zip(mesh.shape, first.placements or (), strict=False) if isinstance(at, Shard) and at.dim == dim]
         if 1 < prod(cuts) <= extent:
             yield from ((len(first.shape), dim, uneven) for uneven in (False, True)[: 1 + (extent % prod(cuts) != 0)])
+
+
+def _cut_in_call(case: Case) -> set[tuple[str, int]]:
+    """The calls of a case, with each dim of the first operand that its shards divide."""
+    return {(case.get("steps"), dim) for _, dim, _ in _cut(case)}
 
 
 def pending_operands(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]:
@@ -294,7 +298,7 @@ def later_calls(law: Law, places: Collection[int], limits: Limits) -> set[int]:
     seen: set[tuple[str, int]] = set()
     found = set()
     for place, case in sorted(enumerate(cases), key=lambda one: one[0] not in places):
-        new = {(case.get("steps"), dim) for _, dim, _ in _cut(case)} - seen
+        new = _cut_in_call(case) - seen
         if new and (place in places or case.get("mesh") == "2"):
             seen |= new
             found.add(place)

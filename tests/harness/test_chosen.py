@@ -48,7 +48,9 @@ def test_every_law_that_is_named_is_there_and_keeps_a_case() -> None:
     for law_id, share in smoke_shares().items():
         law = catalogue()[law_id]
         assert share.count, law_id
-        assert share.sweeps <= law.sweeps * SCALE["ci"], law_id
+        most = law.sweeps * (SCALE["ci"] if law_id.startswith("op.backward[") else 1)
+        # a newer torch enumerates more
+        assert share.sweeps <= most or (law.sweep is not None and len(law.sweep(Limits())) <= law.sweeps), law_id
         assert share.draws <= law.draws, law_id
 
 
