@@ -230,7 +230,7 @@ def places(chapters: dict[str, Known]) -> None:
 
 
 def _same_place(named: str, where: str) -> bool:
-    function, _, file = where.partition(", ")
+    function, _, file = where.partition(" (")[0].partition(", ")
     return bool(named) and named.split(",", maxsplit=1)[0].rsplit(".", maxsplit=1)[-1] == function.split(".")[-1] and file in named
 
 
