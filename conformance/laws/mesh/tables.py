@@ -75,7 +75,7 @@ def _(mesh, rank: Rank):
     }
 
 
-BACKENDS = Literal["name", "number", "some", "unknown", "both"]
+BACKENDS = Literal["name", "number", "some", "unknown", "both", "beyond"]  # beyond: a number, of a mesh without names
 
 
 @mesh_law(
@@ -84,7 +84,7 @@ BACKENDS = Literal["name", "number", "some", "unknown", "both"]
     "mesh=2x2 by=name",
     needs=("all_reduce",),
     sweep=lambda limits: [fields(mesh=mesh, by=by) for by in get_args(BACKENDS) for mesh in ascending_meshes(limits)],
-    sweeps=90,
+    sweeps=108,
     weight=0.3,
     tier="extended",
 )
@@ -97,12 +97,14 @@ def init_backend(mesh: KeptNamedMesh, by: BACKENDS):
         "some": {names[-1]: backend},
         "unknown": {"z": backend},
         "both": {names[0]: backend, 0: backend},
+        "beyond": {mesh.ndim: backend},
     }[by]
+    names = None if by == "beyond" else names
 
     def make():
         return init_device_mesh(mesh.device_type, tuple(mesh.shape), mesh_dim_names=names, backend_override=override)
 
-    if by in ("unknown", "both"):
+    if by in ("unknown", "both", "beyond"):
         return {"refusal": caught(make)}
     created = make()
     return {"mesh": describe(created), "reduced": reduce_ranks(created)}
@@ -112,7 +114,7 @@ def init_backend(mesh: KeptNamedMesh, by: BACKENDS):
 def _(mesh, by, rank: Rank):
     if "backend_override" not in inspect.signature(init_device_mesh).parameters:
         raise Meaningless("this version of torch has no backend_override")
-    if by in ("unknown", "both"):
+    if by in ("unknown", "both", "beyond"):
         return {"refusal": Refused()}
     return {"mesh": describe_due(mesh, dim_names(mesh), rank), "reduced": reduce_due(mesh, rank)}
 
