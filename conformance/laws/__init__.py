@@ -132,6 +132,7 @@ MODULES = (
     "module.averaged",
     "module.fsdp1",
     "module.local_map",
+    "module.microbatches",
     "module.experimental",
     "module.context_parallel",
     "module.register_sharding",

@@ -1,9 +1,10 @@
-"""Faults of sequences that are cut up for attention, and of random numbers in place, planted one at a time."""
+"""Faults of sequences that are cut up for attention, of microbatches, and of random numbers in place, planted one at a time."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from torch.distributed.pipelining import microbatch
 from torch.distributed.tensor import Replicate, _dispatch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.experimental._context_parallel import _attention
@@ -43,3 +44,10 @@ def what_is_filled_claims_replicas() -> None:
         if op._schema.name == "aten::cauchy_":
             out._spec = DTensorSpec(out.device_mesh, (Replicate(),) * out.device_mesh.ndim, out._spec.tensor_meta)
         return out
+
+
+@breaks("module.microbatches")
+def last_microbatch_is_merged_first() -> None:
+    @instead(microbatch, "merge_chunks")
+    def fault(true: Any, chunks: Any, spec: Any) -> Any:
+        return true(chunks[::-1], spec)
