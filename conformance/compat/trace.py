@@ -34,9 +34,10 @@ RANDOM = _files("tensor/", "_random.py")
 MESHES = _files("", "device_mesh.py _mesh_layout.py")
 SHARDED = _files("", "_shard/")
 COLLECTIVES = _files("", "distributed_c10d.py _functional_collectives.py")
+LOCAL_SHAPES = ("compute_local_shape_and_global_offset", "_compute_local_shape_and_global_offset")
 STEPS: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys((*MOVES, *HANDLERS, *CHECKPOINTS, *MAKERS, *MODULES, *RANDOM, *MESHES, *SHARDED)),
-    "torch/distributed/tensor/_utils.py": ("compute_local_shape_and_global_offset", "_compute_local_shape_and_global_offset"),
+    "torch/distributed/tensor/_utils.py": LOCAL_SHAPES,
     "torch/distributed/tensor/_sharding_prop.py": (),
 }
 # the files in which to look first for the faults of a chapter's laws
@@ -271,7 +272,8 @@ def finds_metadata(place: str) -> bool:
 
 def identifies_cause(place: str) -> bool:
     """Whether a place identifies a cause: every op goes through the other places."""
-    return bool(place) and not (plans_op(place) or finds_metadata(place) or is_generic(place))
+    generic = is_generic(place) and _name(place) not in LOCAL_SHAPES
+    return bool(place) and not (plans_op(place) or finds_metadata(place) or generic)
 
 
 def is_redistribution(place: str) -> bool:

@@ -6,7 +6,9 @@ of n. A place counts for findings that do not list it first only if most of thos
 are code that many findings pass whatever is wrong.
 
 What several causes have in common may be code that none of their findings lists early. If nearly all of them ran it, some list it, and few
-of the similar cases that hold ran it, they are one cause. So they are if nearly all have a feature that hardly any case of the run has.
+of the similar cases that hold ran it, they are one cause. So they are if all of their findings list it, and fewer of the similar cases ran
+it than their own places, or if nearly all have a feature that hardly any case of the run has. The place of a cause that is among the first of
+all findings of one other, whose place is not listed by its own, accounts for both: that place calls it.
 
 A cause with a large part of all findings also accounts for a smaller one whose findings have all run the code at its place, and for
 findings whose place is not known and that are of a kind which it has. Findings without a place have one cause if their errors are alike,
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 _Common = tuple[int, float, str, tuple[str, ...]]
 TOP, MIN_SHARE = 2, 0.6  # of those that list a place so many must have it among their first ones
 LARGE, LARGE_SHARE = 5, 1 / 8  # findings, and of all
-NEARLY_ALL, SOME, FEW = 0.9, 0.1, 0.2  # of the findings, of the findings, and of the similar cases that hold
+FIRST = 3  # places of a finding, for one that it must have run
+NEARLY_ALL, SOME, FEW, MOST = 0.9, 0.1, 0.2, 0.7  # of the findings, of the findings, and twice of the similar cases that hold
 RARE = 0.05  # of the cases of a run
 
 
@@ -67,7 +70,9 @@ def _group_by_collective(lines: Sequence[FindingLine]) -> list[list[FindingLine]
 def _group_by_place(lines: Sequence[FindingLine], rare: Mapping[str, float]) -> list[list[FindingLine]]:
     """Group findings in torch by cause. ``rare``: features that few cases have, with the share of the cases."""
     causes = _cover([line for line in lines if _place_of(line)])
-    while (common := max([*_common_code(causes, len(lines)), *_common_features(causes, len(lines), rare)], default=None)) is not None:
+    while common := max([*_common_code(causes, len(lines)), *_common_features(causes, len(lines), rare)], default=None) or max(
+        [*_common_suspects(causes), *_called_by_others(causes)], default=None
+    ):
         *_, place, joined = common
         together = [line for other in joined for line in causes.pop(other)]
         causes.setdefault(place, []).extend(together)
@@ -110,16 +115,19 @@ def _suspects(line: FindingLine) -> list[str]:
 def _common_code(causes: Mapping[str, Sequence[FindingLine]], total: int) -> Iterator[_Common]:
     """Yield the places that account for several causes together, which are a large part of ``total``: how many findings, minus the share
     of similar holding cases that ran it, the place, and the causes."""
-    for place in {suspect for group in causes.values() for line in group for suspect in _suspects(line)}:
-        if not identifies_cause(place) or only_forwards(place) or is_about_meshes(place):
-            continue
-        joined = tuple(cause for cause, group in causes.items() if sum(place in line.ran for line in group) >= NEARLY_ALL * len(group))
+    for place in _places_in(causes):
+        joined = [cause for cause, group in causes.items() if sum(place in line.ran for line in group) >= NEARLY_ALL * len(group)]
         lines = [line for cause in joined for line in causes[cause]]
         if len(joined) < 2 or not _is_large(lines, total) or sum(place in places_of(line) for line in lines) < SOME * len(lines):
             continue
-        similar, ran = sum(line.similar for line in lines), sum(line.ran.get(place, 0) for line in lines)
-        if ran <= FEW * similar and similar:
-            yield len(lines), -ran / similar, place, joined
+        if (share := _share_that_ran(place, lines)) <= FEW:
+            yield len(lines), -share, place, tuple(joined)
+
+
+def _places_in(causes: Mapping[str, Sequence[FindingLine]]) -> set[str]:
+    """The places that may account for several causes."""
+    places = {suspect for group in causes.values() for line in group for suspect in _suspects(line)}
+    return {place for place in places if identifies_cause(place) and not only_forwards(place) and not is_about_meshes(place)}
 
 
 def _common_features(causes: Mapping[str, Sequence[FindingLine]], total: int, rare: Mapping[str, float]) -> Iterator[_Common]:
@@ -130,6 +138,34 @@ def _common_features(causes: Mapping[str, Sequence[FindingLine]], total: int, ra
         lines = [line for cause in joined for line in causes[cause]]
         if len(joined) >= 2 and _is_large(lines, total):
             yield len(lines), -share, max(joined, key=lambda cause: len(causes[cause])), joined
+
+
+def _common_suspects(causes: Mapping[str, Sequence[FindingLine]]) -> Iterator[_Common]:
+    """Yield, for places that all findings of several causes list, and that some similar holding cases did not run, what
+    :func:`_common_code` yields. Of the cases similar to those of a cause no more may have run it than ran the place of that cause."""
+    listed = {cause: set.intersection(*map(set, map(_suspects, group))) for cause, group in causes.items()}
+    for place in _places_in(causes):
+        ran = {cause: (_share_that_ran(place, group), _share_that_ran(cause, group)) for cause, group in causes.items()}
+        joined = [cause for cause, (its, own) in ran.items() if place in listed[cause] and its <= own]
+        lines = [line for cause in joined for line in causes[cause]]
+        if len(joined) >= 2 and (share := _share_that_ran(place, lines)) <= MOST:
+            yield len(lines), -share, place, tuple(joined)
+
+
+def _called_by_others(causes: Mapping[str, Sequence[FindingLine]]) -> Iterator[_Common]:
+    """Yield, for the place of a cause that is among the first of all findings of one other, whose place its own findings do not list, what
+    :func:`_common_code` yields. What several list is code that many findings pass."""
+    for place, group in causes.items():
+        listed = {suspect for line in group for suspect in _suspects(line)}
+        others = [cause for cause in causes if cause not in listed and all(place in _suspects(line)[:FIRST] for line in causes[cause])]
+        if len(others) == 1:
+            yield len(group) + len(causes[others[0]]), 0.0, place, (place, others[0])
+
+
+def _share_that_ran(place: str, lines: Iterable[FindingLine]) -> float:
+    """Of the holding cases that are similar to those of the findings, the share that ran the code at a place."""
+    similar = sum(line.similar for line in lines)
+    return sum(line.ran.get(place, 0) for line in lines) / similar if similar else 1.0
 
 
 def _is_large(lines: Sequence[FindingLine], total: int) -> bool:

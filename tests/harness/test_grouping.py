@@ -120,6 +120,29 @@ def test_code_that_all_ran_and_few_holding_cases_did_makes_one_cause_if_some_lis
     assert found[0][0].where == (cut if is_one else gather)
 
 
+@pytest.mark.parametrize(("held", "listed", "is_one"), [(7, True, True), (8, True, False), (7, False, False)])
+def test_code_that_all_list_and_fewer_holding_cases_ran_than_their_places_makes_one_cause(held: int, listed: bool, is_one: bool) -> None:
+    load, ask, cut = (f"{name}, torch/distributed/checkpoint/state_dict.py:{at}" for at, name in enumerate(("load", "ask", "cut")))
+
+    def line(at: int, where: str, places: list[str]) -> FindingLine:
+        return reports.finding(f"{at:08x}", where=where, places=[where, *places], ran={where: 10, cut: held}, similar=10)
+
+    loads = [line(at, load, ["a, torch/a.py:1", "b, torch/b.py:1", cut]) for at in (1, 2, 3)]
+    found = reports.report([], [*loads, line(4, ask, ["c, torch/c.py:1", "d, torch/d.py:1", *[cut][:listed]])]).causes()
+    assert [(len(group), group[0].where) for group in found] == ([(4, cut)] if is_one else [(3, load), (1, ask)])
+
+
+def test_the_place_of_a_cause_accounts_for_one_other_that_lists_it_early() -> None:
+    shape = "compute_local_shape_and_global_offset, torch/distributed/tensor/_utils.py:1"
+    zeros, other = (f"{name}, torch/distributed/tensor/{name}.py:1" for name in ("zeros", "other"))
+    asked = reports.finding("00000001", where=shape, places=[shape])
+    made = [reports.finding(f"{at:08x}", where=zeros, places=[zeros, "a, torch/a.py:1", shape]) for at in (2, 3, 4)]
+    (found,) = reports.report([], [asked, *made]).causes()
+    assert (found[0].id, len(found)) == (asked.id, 4)
+    third = reports.finding("00000005", where=other, places=[other, "b, torch/b.py:1", shape])
+    assert len(reports.report([], [asked, *made, third]).causes()) == 3, "several list what every call passes"
+
+
 @pytest.mark.parametrize(("reached", "count"), [(50, 2), (51, 7)])
 def test_a_feature_that_hardly_any_case_has_makes_one_cause(reached: int, count: int) -> None:
     lines = [
