@@ -7,8 +7,8 @@ are code that many findings pass whatever is wrong.
 
 What several causes have in common may be code that none of their findings lists early. If nearly all of them ran it, some list it, and few
 of the similar cases that hold ran it, they are one cause. So they are if all of their findings list it, and fewer of the similar cases ran
-it than their own places, or if nearly all have a feature that hardly any case of the run has. The place of a cause that is among the first of
-all findings of one other, whose place is not listed by its own, accounts for both: that place calls it.
+it than their own places, or if nearly all have a feature that hardly any case of the run has. The place of a cause that is among the
+first of all findings of one other, whose place is not listed by its own, accounts for both: that place calls it.
 
 A cause with a large part of all findings also accounts for a smaller one whose findings have all run the code at its place, and for
 findings whose place is not known and that are of a kind which it has. Findings without a place have one cause if their errors are alike,
