@@ -161,7 +161,9 @@ def _():
 
 
 # the options of contexts
-CONTEXTS: dict[str, Any] = {"loose": {}, "strict": {"strict": True}, "warn": {"mode": "warn"}, "off": {"enable": False}}
+CONTEXTS: dict[str, Any] = {
+    "loose": {}, "strict": {"strict": True}, "warn": {"mode": "warn"}, "off": {"enable": False, "strict": True}
+}  # fmt: skip
 # the placements of two operands on the last mesh dim, by what their sum needs: communication, local chunking, nothing
 OPERANDS = {"communication": ("S(0)", "S(1)"), "chunking": ("S(0)", "R"), "nothing": ("S(0)", "S(0)")}
 # the contexts of a call, the outermost first; contexts after a ! are entered and left before the call

@@ -96,6 +96,7 @@ SUBSET = (
     "mesh=2 x=5:S(0) y=3:R state={app:stateful({w:y,n:1}),x:x,l:[x,1]} into={app:stateful({n:1})}",
     "mesh=2 x=5:S(0) state={x:x,d:{n:1,o:{m:None}}} into={x:x}",
     'mesh=2 x=4:S(0) y=3:R state={x:x,u:[1,2],n:(1,),d:{p:None}} into={x:x,u:[],n:"text",d:{p:5,q:y}}',
+    "mesh=2 x=5:S(0) y=3:R state={x:x} into={x:x,y:y} nested=kept",
 )
 REFUSED_LOADS = {
     "missing": (
