@@ -303,7 +303,7 @@ FURTHER = """
 2 | a=4x4x2x3:S(0):float32:small | nn.functional.group_norm(a,2)
 2x2 | a=4x6:S(1),S(0) | x=view(a,(24,));redistribute(x,'R,R') x=view(a,(24,));redistribute(x,'S(0),R')
 2 | a=4x3:R:float32:small b=4x3:P(*):float32:positive | sub(a,b) add(a,b,alpha=-2) mul(a,b) mul(b,a) div(a,b) fmod(a,b) remainder(a,b)
-2 | a=4x3:R:float32:small b=4x3:P(*):float32:small | maximum(a,b) minimum(b,a) copysign(a,b) lerp(a,b,-0.5) addcmul(b,a,b) gt(a,b) hypot(b,a)
+2 | a=4x3:R:float32:small b=4x3:P(*):float32:small | maximum(a,b) minimum(b,a) copysign(a,b) lerp(a,b,-1) addcmul(b,a,b) gt(a,b) hypot(b,a)
 """
 
 FORWARD = (
