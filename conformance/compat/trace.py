@@ -239,6 +239,7 @@ def collective_called_by(place: str) -> str:
     return called[1] if called else collective_of(place)
 
 
+@cache
 def only_forwards(place: str) -> bool:
     """Whether a function only forwards a call."""
     return FORWARDS.fullmatch(_name(place)) is not None
@@ -270,6 +271,7 @@ def finds_metadata(place: str) -> bool:
     return _name(place) == FINDS_METADATA
 
 
+@cache
 def identifies_cause(place: str) -> bool:
     """Whether a place identifies a cause: every op goes through the other places."""
     generic = is_generic(place) and _name(place) not in LOCAL_SHAPES

@@ -115,7 +115,7 @@ def _suspects(line: FindingLine) -> list[str]:
 def _common_code(causes: Mapping[str, Sequence[FindingLine]], total: int) -> Iterator[_Common]:
     """Yield the places that account for several causes together, which are a large part of ``total``: how many findings, minus the share
     of similar holding cases that ran it, the place, and the causes."""
-    for place in _places_in(causes):
+    for place in filter(_may_be_common, {suspect for group in causes.values() for line in group for suspect in _suspects(line)}):
         joined = [cause for cause, group in causes.items() if sum(place in line.ran for line in group) >= NEARLY_ALL * len(group)]
         lines = [line for cause in joined for line in causes[cause]]
         if len(joined) < 2 or not _is_large(lines, total) or sum(place in places_of(line) for line in lines) < SOME * len(lines):
@@ -124,10 +124,9 @@ def _common_code(causes: Mapping[str, Sequence[FindingLine]], total: int) -> Ite
             yield len(lines), -share, place, tuple(joined)
 
 
-def _places_in(causes: Mapping[str, Sequence[FindingLine]]) -> set[str]:
-    """The places that may account for several causes."""
-    places = {suspect for group in causes.values() for line in group for suspect in _suspects(line)}
-    return {place for place in places if identifies_cause(place) and not only_forwards(place) and not is_about_meshes(place)}
+def _may_be_common(place: str) -> bool:
+    """Whether a place may account for several causes."""
+    return identifies_cause(place) and not only_forwards(place) and not is_about_meshes(place)
 
 
 def _common_features(causes: Mapping[str, Sequence[FindingLine]], total: int, rare: Mapping[str, float]) -> Iterator[_Common]:
@@ -143,10 +142,10 @@ def _common_features(causes: Mapping[str, Sequence[FindingLine]], total: int, ra
 def _common_suspects(causes: Mapping[str, Sequence[FindingLine]]) -> Iterator[_Common]:
     """Yield, for places that all findings of several causes list, and that some similar holding cases did not run, what
     :func:`_common_code` yields. Of the cases similar to those of a cause no more may have run it than ran the place of that cause."""
-    listed = {cause: set.intersection(*map(set, map(_suspects, group))) for cause, group in causes.items()}
-    for place in _places_in(causes):
-        ran = {cause: (_share_that_ran(place, group), _share_that_ran(cause, group)) for cause, group in causes.items()}
-        joined = [cause for cause, (its, own) in ran.items() if place in listed[cause] and its <= own]
+    listed_by = _listed_by(causes)
+    several = {place: by for place, by in listed_by.items() if len(by) >= 2 and _may_be_common(place)}
+    for place, by in several.items():
+        joined = [cause for cause in by if _share_that_ran(place, causes[cause]) <= _share_that_ran(cause, causes[cause])]
         lines = [line for cause in joined for line in causes[cause]]
         if len(joined) >= 2 and (share := _share_that_ran(place, lines)) <= MOST:
             yield len(lines), -share, place, tuple(joined)
@@ -155,11 +154,21 @@ def _common_suspects(causes: Mapping[str, Sequence[FindingLine]]) -> Iterator[_C
 def _called_by_others(causes: Mapping[str, Sequence[FindingLine]]) -> Iterator[_Common]:
     """Yield, for the place of a cause that is among the first of all findings of one other, whose place its own findings do not list, what
     :func:`_common_code` yields. What several list is code that many findings pass."""
-    for place, group in causes.items():
-        listed = {suspect for line in group for suspect in _suspects(line)}
-        others = [cause for cause in causes if cause not in listed and all(place in _suspects(line)[:FIRST] for line in causes[cause])]
-        if len(others) == 1:
-            yield len(group) + len(causes[others[0]]), 0.0, place, (place, others[0])
+    for place, by in _listed_by(causes, FIRST).items():
+        if group := causes.get(place):
+            listed = {suspect for line in group for suspect in _suspects(line)}
+            others = [cause for cause in by if cause not in listed]
+            if len(others) == 1:
+                yield len(group) + len(causes[others[0]]), 0.0, place, (place, others[0])
+
+
+def _listed_by(causes: Mapping[str, Sequence[FindingLine]], first: int | None = None) -> dict[str, list[str]]:
+    """By place, the causes all of whose findings list it, or have it among their ``first`` places."""
+    found: dict[str, list[str]] = {}
+    for cause, group in causes.items():
+        for place in set.intersection(*(set(_suspects(line)[:first]) for line in group)):
+            found.setdefault(place, []).append(cause)
+    return found
 
 
 def _share_that_ran(place: str, lines: Iterable[FindingLine]) -> float:
