@@ -218,7 +218,7 @@ def places(chapters: dict[str, Known]) -> None:
                 continue
             case = Case.parse(entry.case)
             law = find(case.law)
-            verdict = pool.check_fresh(law, case, traced=True)
+            verdict = pool.check_fresh(law, case, traced="at end")
             named = find_places(verdict, [] if verdict.kind in ("hang", "crash") else trace_nearby(pool, law, case, LIMITS))
             hits = [_same_place(place, cause.where) for place in named]
             traced, first, among = traced + 1, first + (True in hits[:1]), among + any(hits[:3])
