@@ -288,7 +288,8 @@ BROADCAST = """
 2 | a=6x4:S(0) s=1x4:R | a.copy_(s) a.mul_(s) setitem(a,...,s) slice_scatter(a,s,0,2,3)
 """
 
-# pending values that are rounded, or cast to bool; a plain tensor of one element; memory by columns; indices for some columns
+# pending values that are rounded, cast to bool, or beside a replica; a plain tensor of one element; memory by columns; indices for some
+# columns; images in groups; a flattened dim that two mesh dims cut unlike
 FURTHER = """
 2 | a=4x3:P(sum):float32:small b=4x3:R:float32:positive | div(a,b,rounding_mode='floor') div(a,b,rounding_mode='trunc')
 2 | a=4x4:P(sum):int64:ties | x=to(a,torch.bool);redistribute(x,'R')

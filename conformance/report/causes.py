@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 _Common = tuple[int, float, str, tuple[str, ...]]
 TOP, MIN_SHARE = 2, 0.6  # of those that list a place so many must have it among their first ones
 LARGE, LARGE_SHARE = 5, 1 / 8  # findings, and of all
-FIRST = 3  # places of a finding, for one that it must have run
-NEARLY_ALL, SOME, FEW, MOST = 0.9, 0.1, 0.2, 0.7  # of the findings, of the findings, and twice of the similar cases that hold
+FIRST = 3  # places of a finding among which the place of another cause must be
+NEARLY_ALL, SOME = 0.9, 0.1  # of the findings
+FEW, MOST = 0.2, 0.7  # of the similar cases that hold: to have run code that findings ran, and code that all findings list
 RARE = 0.05  # of the cases of a run
 
 
@@ -142,8 +143,7 @@ def _common_features(causes: Mapping[str, Sequence[FindingLine]], total: int, ra
 def _common_suspects(causes: Mapping[str, Sequence[FindingLine]]) -> Iterator[_Common]:
     """Yield, for places that all findings of several causes list, and that some similar holding cases did not run, what
     :func:`_common_code` yields. Of the cases similar to those of a cause no more may have run it than ran the place of that cause."""
-    listed_by = _listed_by(causes)
-    several = {place: by for place, by in listed_by.items() if len(by) >= 2 and _may_be_common(place)}
+    several = {place: by for place, by in _listed_by(causes).items() if len(by) >= 2 and _may_be_common(place)}
     for place, by in several.items():
         joined = [cause for cause in by if _share_that_ran(place, causes[cause]) <= _share_that_ran(cause, causes[cause])]
         lines = [line for cause in joined for line in causes[cause]]

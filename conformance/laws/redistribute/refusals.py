@@ -162,7 +162,8 @@ def _():
 
 # the options of contexts
 CONTEXTS: dict[str, Any] = {
-    "loose": {}, "strict": {"strict": True}, "warn": {"mode": "warn"}, "off": {"enable": False, "strict": True}
+    "loose": {}, "strict": {"strict": True}, "warn": {"mode": "warn"}, "off": {"enable": False},
+    "strict-off": {"enable": False, "strict": True},
 }  # fmt: skip
 # the placements of two operands on the last mesh dim, by what their sum needs: communication, local chunking, nothing
 OPERANDS = {"communication": ("S(0)", "S(1)"), "chunking": ("S(0)", "R"), "nothing": ("S(0)", "S(0)")}
@@ -180,7 +181,7 @@ def refuses(way: str, w: RefPlacements | None, by: str | None) -> bool:
 
 
 def sweep_explicit(limits: Limits) -> list[Case]:
-    cases = []
+    cases = [fields(mesh="2", x="6x4:S(0)", w="6x4:S(1)", way="strict-off")]
     for text, by, way, need in itertools.product(("2", "2x2", "3", "1x2"), (None, "hand"), WAYS, OPERANDS):
         mesh = Mesh.parse(text)
         rest = "R," * (mesh.ndim - 1)
@@ -201,7 +202,7 @@ def features_explicit(case: Case) -> set[str]:
     control="mesh=2 x=6x4:S(0) w=6x4:S(1) way=loose",
     features=features_explicit,
     sweep=sweep_explicit,
-    sweeps=56,
+    sweeps=57,
     needs=("all_gather",),
     weight=0.3,
     tier="extended",
