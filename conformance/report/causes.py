@@ -7,8 +7,9 @@ are code that many findings pass whatever is wrong.
 
 What several causes have in common may be code that none of their findings lists early. If nearly all of them ran it, some list it, and few
 of the similar cases that hold ran it, they are one cause. So they are if all of their findings list it, and fewer of the similar cases ran
-it than their own places, or if nearly all have a feature that hardly any case of the run has. The place of a cause that is among the
-first of all findings of one other, whose place is not listed by its own, accounts for both: that place calls it.
+it than their own places, or if nearly all have a feature that hardly any case of the run has; the fewer findings, the rarer it must be.
+The place of a cause that is among the first of all findings of one other, whose place is not listed by its own, accounts for both: that
+place calls it.
 
 A cause with a large part of all findings also accounts for a smaller one whose findings have all run the code at its place, and for
 findings whose place is not known and that are of a kind which it has. Findings without a place have one cause if their errors are alike,
@@ -23,7 +24,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -34,13 +35,22 @@ from shardlaw.conformance.report.suspects import chapter_of, places_of, strip_re
 if TYPE_CHECKING:
     from shardlaw.conformance.report.run_report import FindingLine
 
-_Common = tuple[int, float, str, tuple[str, ...]]
 TOP, MIN_SHARE = 2, 0.6  # of those that list a place so many must have it among their first ones
 LARGE, LARGE_SHARE = 5, 1 / 8  # findings, and of all
 FIRST = 3  # places of a finding among which the place of another cause must be
 NEARLY_ALL, SOME = 0.9, 0.1  # of the findings
 FEW, MOST = 0.2, 0.7  # of the similar cases that hold: to have run code that findings ran, and code that all findings list
-RARE = 0.05  # of the cases of a run
+RARE, RAREST = 0.05, 0.02  # of the cases of a run: to have a feature that a large part of the findings has, and one that any has
+
+
+class _Common(NamedTuple):
+    """Something that several causes have in common, which may be the cause; the greatest one is the likeliest."""
+
+    findings: int  # of the causes
+    ran: float  # minus the share of similar holding cases that ran the place, or of all cases that have the feature
+    votes: float  # of the findings for the place
+    place: str
+    joined: tuple[str, ...]  # the places of the causes
 
 
 def group_by_cause(new: Sequence[FindingLine], cases: int, reached: Mapping[str, int]) -> list[list[FindingLine]]:
@@ -71,8 +81,11 @@ def _group_by_collective(lines: Sequence[FindingLine]) -> list[list[FindingLine]
 def _group_by_place(lines: Sequence[FindingLine], rare: Mapping[str, float]) -> list[list[FindingLine]]:
     """Group findings in torch by cause. ``rare``: features that few cases have, with the share of the cases."""
     causes = _cover([line for line in lines if _place_of(line)])
-    while common := max([*_common_code(causes, len(lines)), *_common_features(causes, len(lines), rare)], default=None) or max(
-        [*_common_suspects(causes), *_called_by_others(causes)], default=None
+    rarest = {name: share for name, share in rare.items() if share <= RAREST}
+    while common := (
+        max([*_common_code(causes, len(lines)), *_common_features(causes, len(lines), rare)], default=None)
+        or max([*_common_suspects(causes), *_called_by_others(causes)], default=None)
+        or max(_common_features(causes, None, rarest), default=None)
     ):
         *_, place, joined = common
         together = [line for other in joined for line in causes.pop(other)]
@@ -96,7 +109,7 @@ def _cover(lines: Sequence[FindingLine]) -> dict[str, list[FindingLine]]:
         votes: Counter[str] = Counter()
         for its in suspects.values():
             for rank, place in enumerate(its, 1):
-                votes[place] += rank**-0.5 if rank == 1 or place in telling else 0
+                votes[place] += _vote(rank) if rank == 1 or place in telling else 0
         cause = max(votes, key=lambda place: (votes[place], among_first[place]))
         causes[cause] = [line for line in rest if cause in suspects[line.id][: None if cause in telling else 1]]
         rest = [line for line in rest if line not in causes[cause]]
@@ -114,15 +127,14 @@ def _suspects(line: FindingLine) -> list[str]:
 
 
 def _common_code(causes: Mapping[str, Sequence[FindingLine]], total: int) -> Iterator[_Common]:
-    """Yield the places that account for several causes together, which are a large part of ``total``: how many findings, minus the share
-    of similar holding cases that ran it, the place, and the causes."""
+    """Yield the places that account for several causes together, which are a large part of ``total``."""
     for place in filter(_may_be_common, {suspect for group in causes.values() for line in group for suspect in _suspects(line)}):
         joined = [cause for cause, group in causes.items() if sum(place in line.ran for line in group) >= NEARLY_ALL * len(group)]
         lines = [line for cause in joined for line in causes[cause]]
         if len(joined) < 2 or not _is_large(lines, total) or sum(place in places_of(line) for line in lines) < SOME * len(lines):
             continue
         if (share := _share_that_ran(place, lines)) <= FEW:
-            yield len(lines), -share, place, tuple(joined)
+            yield _Common(len(lines), -share, _votes_for(place, lines), place, tuple(joined))
 
 
 def _may_be_common(place: str) -> bool:
@@ -130,36 +142,36 @@ def _may_be_common(place: str) -> bool:
     return identifies_cause(place) and not only_forwards(place) and not is_about_meshes(place)
 
 
-def _common_features(causes: Mapping[str, Sequence[FindingLine]], total: int, rare: Mapping[str, float]) -> Iterator[_Common]:
-    """Yield, for rare features that nearly all findings of several causes have, what :func:`_common_code` yields for a place. The place is
-    that of the largest cause."""
+def _common_features(causes: Mapping[str, Sequence[FindingLine]], total: int | None, rare: Mapping[str, float]) -> Iterator[_Common]:
+    """Yield the rare features that nearly all findings of several causes have, with the place of the largest cause. Where ``total`` is
+    given, the causes are a large part of it together."""
     for name, share in rare.items():
         joined = tuple(cause for cause, group in causes.items() if sum(name in line.features for line in group) >= NEARLY_ALL * len(group))
         lines = [line for cause in joined for line in causes[cause]]
-        if len(joined) >= 2 and _is_large(lines, total):
-            yield len(lines), -share, max(joined, key=lambda cause: len(causes[cause])), joined
+        if len(joined) >= 2 and (total is None or _is_large(lines, total)):
+            yield _Common(len(lines), -share, 0, max(joined, key=lambda cause: len(causes[cause])), joined)
 
 
 def _common_suspects(causes: Mapping[str, Sequence[FindingLine]]) -> Iterator[_Common]:
-    """Yield, for places that all findings of several causes list, and that some similar holding cases did not run, what
-    :func:`_common_code` yields. Of the cases similar to those of a cause no more may have run it than ran the place of that cause."""
+    """Yield the places that all findings of several causes list, and that some similar holding cases did not run. Of the cases similar to
+    those of a cause no more may have run it than ran the place of that cause."""
     several = {place: by for place, by in _listed_by(causes).items() if len(by) >= 2 and _may_be_common(place)}
     for place, by in several.items():
         joined = [cause for cause in by if _share_that_ran(place, causes[cause]) <= _share_that_ran(cause, causes[cause])]
         lines = [line for cause in joined for line in causes[cause]]
         if len(joined) >= 2 and (share := _share_that_ran(place, lines)) <= MOST:
-            yield len(lines), -share, place, tuple(joined)
+            yield _Common(len(lines), -share, _votes_for(place, lines), place, tuple(joined))
 
 
 def _called_by_others(causes: Mapping[str, Sequence[FindingLine]]) -> Iterator[_Common]:
-    """Yield, for the place of a cause that is among the first of all findings of one other, whose place its own findings do not list, what
-    :func:`_common_code` yields. What several list is code that many findings pass."""
+    """Yield the places of causes that are among the first of all findings of one other, whose place their own findings do not list. What
+    several list is code that many findings pass."""
     for place, by in _listed_by(causes, FIRST).items():
         if group := causes.get(place):
             listed = {suspect for line in group for suspect in _suspects(line)}
             others = [cause for cause in by if cause not in listed]
             if len(others) == 1:
-                yield len(group) + len(causes[others[0]]), 0.0, place, (place, others[0])
+                yield _Common(len(group) + len(causes[others[0]]), 0.0, 0, place, (place, others[0]))
 
 
 def _listed_by(causes: Mapping[str, Sequence[FindingLine]], first: int | None = None) -> dict[str, list[str]]:
@@ -169,6 +181,17 @@ def _listed_by(causes: Mapping[str, Sequence[FindingLine]], first: int | None = 
         for place in set.intersection(*(set(_suspects(line)[:first]) for line in group)):
             found.setdefault(place, []).append(cause)
     return found
+
+
+def _votes_for(place: str, lines: Iterable[FindingLine]) -> float:
+    """The votes of findings for a place that they list."""
+    lists = (_suspects(line) for line in lines)
+    return sum(_vote(its.index(place) + 1) for its in lists if place in its)
+
+
+def _vote(rank: int) -> float:
+    """What the n-th place of a finding counts."""
+    return rank**-0.5
 
 
 def _share_that_ran(place: str, lines: Iterable[FindingLine]) -> float:

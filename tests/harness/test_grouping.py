@@ -132,6 +132,16 @@ def test_code_that_all_list_and_fewer_holding_cases_ran_than_their_places_makes_
     assert [(len(group), group[0].where) for group in found] == ([(4, cut)] if is_one else [(3, load), (1, ask)])
 
 
+def test_of_code_that_all_list_and_as_few_ran_the_first_listed_is_the_cause() -> None:
+    send, make = "scatter, torch/distributed/distributed_c10d.py:1", "make, torch/distributed/tensor/placement_types.py:2"
+
+    def line(at: int, where: str) -> FindingLine:
+        return reports.finding(f"{at:08x}", where=where, places=[where, make, send], ran={where: 5, make: 1, send: 1}, similar=10)
+
+    ((first, _),) = reports.report([], [line(1, "tensor, torch/a.py:1"), line(2, "module, torch/b.py:1")]).causes()
+    assert first.where == make
+
+
 def test_the_place_of_a_cause_accounts_for_one_other_that_lists_it_early() -> None:
     shape = "compute_local_shape_and_global_offset, torch/distributed/tensor/_utils.py:1"
     zeros, other = (f"{name}, torch/distributed/tensor/{name}.py:1" for name in ("zeros", "other"))
@@ -143,13 +153,13 @@ def test_the_place_of_a_cause_accounts_for_one_other_that_lists_it_early() -> No
     assert len(reports.report([], [asked, *made, third]).causes()) == 3, "several list what every call passes"
 
 
-@pytest.mark.parametrize(("reached", "count"), [(50, 2), (51, 7)])
-def test_a_feature_that_hardly_any_case_has_makes_one_cause(reached: int, count: int) -> None:
+@pytest.mark.parametrize(("size", "reached", "count"), [(6, 50, 2), (6, 51, 7), (4, 20, 2), (4, 21, 5)])
+def test_a_feature_that_hardly_any_case_has_makes_one_cause(size: int, reached: int, count: int) -> None:
     lines = [
         reports.finding(
             f"{at:08x}", where=(place := f"f{at}, torch/a.py:{at}"), places=[place], features=["nested", "uneven"][: 1 + at % 2]
         )
-        for at in range(6)
+        for at in range(size)
     ]
     made = reports.report([], [*lines, reports.finding("00000009", where="g, torch/b.py:1", features=["uneven"])])
     made.totals.cases, made.features = 1000, {"nested": reached, "uneven": 400}
