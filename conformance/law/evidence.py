@@ -44,6 +44,7 @@ class Step:
     - ``severed``: the op is a view, but its result shares no memory with its argument.
     - ``rule_asked``: torch has asked the op's rule in this act, for this call or an earlier one.
     - ``completed``: it returned instead of raising.
+    - ``since``: the functions called since the step before; empty within an op.
     - ``similar_rule``: for an op without a rule, the rule of the op with the most similar name.
     """
 
@@ -59,6 +60,7 @@ class Step:
     rule_asked: bool = False
     completed: bool = False
     similar_rule: str = ""
+    since: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

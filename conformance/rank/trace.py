@@ -43,6 +43,7 @@ class Tracer:
         self._steps: list[Step] = []
         self._visited: dict[str, set[int]] = {}
         self._callers: dict[str, set[str]] = {}
+        self._since: list[str] = []
         self._answered: set[str] = set()
         self._raised: tuple[str, ...] = ()
         self._places: dict[CodeType, str] = {}
@@ -119,7 +120,14 @@ class Tracer:
             caller = caller.f_back
         by = self._place(caller.f_code) if caller is not None else ""
         self._callers.setdefault(place, set()).add(by)
+        if self._op is None and self._move is None:
+            self._since.append(place)
         return self._visited.setdefault(place, set())
+
+    def _take_since(self) -> list[str]:
+        """The functions called since the step before, outside of steps."""
+        since, self._since = list(dict.fromkeys(self._since)), []
+        return since
 
     def _on_planning(self, frame: FrameType, lines: set[int]) -> Any:
         schema = frame.f_locals.get("op_schema")
@@ -143,6 +151,7 @@ class Tracer:
             _snapshot_shard(arguments["local_tensor"], arguments["current_spec"]),
             within=self._op,
             missing_dim=torch_trace.shards_missing_dim(target),
+            since=self._take_since(),
         )
         self._steps.append(step)
         self._add_line(f"redistribute {_format_placements(arguments['current_spec'])} to {_format_placements(target)}")
@@ -203,7 +212,7 @@ class Tracer:
         if self._op is not None or not _has_dtensor((args, kwargs)):
             return op(*args, **kwargs)
         with self._paused():
-            step = Step("op", str(op), (snapshot(args), snapshot(kwargs)), rule=rule_of(op))
+            step = Step("op", str(op), (snapshot(args), snapshot(kwargs)), rule=rule_of(op), since=self._take_since())
             written = torch_trace.written_arguments(op, args, kwargs)
         self._op = len(self._steps)
         self._steps.append(step)

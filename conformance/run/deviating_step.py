@@ -42,6 +42,20 @@ def first_deviating_step(steps: Mapping[int, Sequence[Step]], named: str = "") -
     return None
 
 
+def first_contradicting_step(steps: Mapping[int, Sequence[Step]]) -> Step | None:
+    """The first step, taken by all ranks, whose operands are not what their placements say: replicas differ, or shards have other
+    sizes."""
+    longest = max(steps.values(), key=len, default=())
+    for at, step in enumerate(longest):
+        try:
+            _assemble_values({rank: its.arguments for rank, its in _step_by_rank(steps, at).items()} or {0: None})
+        except _CannotTell:
+            continue
+        except _StepDeviates:
+            return step
+    return None
+
+
 def _step_by_rank(steps: Mapping[int, Sequence[Step]], at: int) -> dict[int, Step]:
     """The step with this index on each rank that has it; empty if the ranks took different steps."""
     column = {rank: its[at] for rank, its in steps.items() if at < len(its)}
@@ -83,10 +97,13 @@ def _run_dense(name: str, inputs: Any) -> Any:
 
 
 def _assemble_values(values: Mapping[int, Any]) -> Any:
-    """Assemble the global values from the parts of the ranks."""
+    """Assemble the global values from the parts of the ranks. Raises ``_StepDeviates`` if replicas differ."""
     first = next(iter(values.values()))
     if isinstance(first, TracedTensor):
-        return next(iter(_assemble_pieces(values).values())).clone()
+        one, *others = _assemble_pieces(values).values()
+        for other in others:
+            _compare_tensors(other, one)
+        return one.clone()
     if isinstance(first, (list, tuple)):
         return type(first)(_assemble_values({rank: value[at] for rank, value in values.items()}) for at in range(len(first)))
     if isinstance(first, dict):

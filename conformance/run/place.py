@@ -20,7 +20,7 @@ from shardlaw.conformance.compat import trace as torch_trace
 from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor, traced_tensors
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Verdict
-from shardlaw.conformance.run.deviating_step import first_deviating_step
+from shardlaw.conformance.run.deviating_step import first_contradicting_step, first_deviating_step
 from shardlaw.reference.placement import parse_placements
 
 DEVIATING = ("deviates", "raised", "crashed")  # outcomes
@@ -113,6 +113,10 @@ def _candidate_places(verdict: Verdict, first: Answer, evidence: Evidence, lines
             yield from _places_of_error(evidence, lines)
         elif torch_trace.is_about_ops(law):
             return  # C++ raised before any rule was asked
+    elif (contradicting := first_contradicting_step(steps)) is not None:  # what called no op made the operand
+        made = [place for place in contradicting.since if not torch_trace.is_generic(place)]
+        yield from lines.by_rarity(filter(torch_trace.is_backward, made))  # ran after what ran forward
+        yield from lines.by_rarity(made)
     yield from _places_at_home(verdict, home, evidence, lines)
     yield from _places_anywhere(law, home, evidence, lines)
 

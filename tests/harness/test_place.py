@@ -10,7 +10,7 @@ import torch
 
 from shardlaw.conformance.compat.trace import tail_calls
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor, pack, unpack
+from shardlaw.conformance.law.evidence import Evidence, Step, pack, unpack
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Raised, Verdict
@@ -18,78 +18,11 @@ from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.laws.layout.inputs import KINDS
 from shardlaw.conformance.rank.trace import snapshot
 from shardlaw.conformance.run import nearby, place
-from shardlaw.conformance.run.deviating_step import first_deviating_step
 from shardlaw.conformance.run.nearby import simpler_cases
 from shardlaw.conformance.run.place import add_decision, find_places, find_storage_frame
+from tests.harness.traces import FULL, METHOD, PLANNER, RULE, halves, move, piece, ranks, right, wrong
 
-FULL = torch.arange(4.0)
-RULE = "some_strategy, torch/distributed/tensor/_ops/_some_ops.py:1"
-PLANNER = "DTensorRedistributePlanner.generate_greedy_transform_infos, torch/distributed/tensor/_redistribute.py:2"
-METHOD = "Shard._to_replicate_tensor, torch/distributed/tensor/placement_types.py:3"
 CASE = Case.parse("op.forward[neg] mesh=2 a=4:S(0) steps=neg(a)")
-
-
-def piece(local: torch.Tensor, placements: str = "S(0)") -> TracedTensor:
-    return TracedTensor((4,), "2", placements, local)
-
-
-def op(name: str, given: torch.Tensor, gave: torch.Tensor) -> Step:
-    return Step("op", name, ((piece(given),), {}), (piece(gave), []), RULE, completed=True, rule_asked=True)
-
-
-def move(given: torch.Tensor, gave: torch.Tensor, within: int | None = None) -> Step:
-    return Step("move", "redistribute", piece(given), piece(gave, "R"), PLANNER, [METHOD], within, completed=True)
-
-
-def ranks(*steps: tuple[Step, Step]) -> dict[int, tuple[Step, ...]]:
-    return {rank: tuple(both[rank] for both in steps) for rank in range(2)}
-
-
-def halves(full: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return full[:2], full[2:]
-
-
-def right(name: str = "aten.neg.default") -> tuple[Step, Step]:
-    return tuple(op(name, local, -local) for local in halves(FULL))  # type: ignore[return-value]
-
-
-def wrong() -> tuple[Step, Step]:
-    return tuple(op("aten.neg.default", local, local + rank) for rank, local in enumerate(halves(FULL)))  # type: ignore[return-value]
-
-
-def test_the_first_op_that_departs_is_found() -> None:
-    assert first_deviating_step(ranks(right(), right())) is None
-    steps = ranks(right(), wrong(), wrong())
-    assert first_deviating_step(steps) is steps[0][1]
-
-
-def test_the_redistribution_in_an_op_is_to_blame_before_the_op() -> None:
-    torn = tuple(move(local, FULL + 1, within=0) for local in halves(FULL))
-    whole = tuple(move(local, FULL, within=0) for local in halves(FULL))
-    steps = ranks(wrong(), torn)  # type: ignore[arg-type]
-    assert first_deviating_step(steps) is steps[0][1]
-    steps = ranks(wrong(), whole)  # type: ignore[arg-type]
-    assert first_deviating_step(steps) is steps[0][0]
-
-
-@pytest.mark.parametrize("change", ["unfinished", "unlike", "unknown"])
-def test_what_the_reference_cannot_judge_does_not_depart(change: str) -> None:
-    steps = ranks(wrong())
-    if change == "unfinished":
-        steps[1][0].completed = False
-    elif change == "unlike":
-        steps[1][0].name = "aten.abs.default"
-    else:
-        for its in steps.values():
-            its[0].arguments = ((TracedTensor((4,), "2", "", FULL),), {})
-    assert first_deviating_step(steps) is None
-
-
-@pytest.mark.parametrize(("value", "deviates"), [(0.1 + 0.2, False), (0.31, True)])
-def test_a_number_may_differ_by_rounding(value: float, deviates: bool) -> None:
-    given = TracedTensor((), "2", "R", torch.tensor(0.3, dtype=torch.float64))
-    step = Step("op", "aten._local_scalar_dense.default", ((given,), {}), (value, ()), RULE, completed=True)
-    assert (first_deviating_step(ranks((step, step))) is step) == deviates
 
 
 def verdict(*answers: Answer, kind: str = "wrong-value") -> Verdict:
@@ -114,6 +47,19 @@ def test_the_rule_of_the_op_that_departs_is_named() -> None:
     noted = {rank: heard(its, {RULE: frozenset({1})}) for rank, its in ranks(right(), wrong()).items()}
     answers = (Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())
     assert find_places(verdict(*answers), [])[0] == RULE
+
+
+@pytest.mark.parametrize("placements", ["R", "P(sum)"])
+def test_what_made_an_operand_that_contradicts_its_placements_is_named_before_the_rules(placements: str) -> None:
+    makes, takes = (f"_ToTorchTensor.{name}, torch/distributed/tensor/_api.py:{at}" for at, name in enumerate(("forward", "backward")))
+    visited = dict.fromkeys((makes, takes, RULE), frozenset({1}))
+    noted = {}
+    for rank, local in enumerate((FULL, FULL + 1)):
+        step = Step("op", "aten.neg.default", ((piece(local, placements),), {}), (piece(-local, placements), []), RULE, completed=True)
+        noted[rank] = heard((replace(step, since=[makes, takes]),), visited)
+    answers = (Answer(rank, "deviates", evidence=evidence) for rank, evidence in noted.items())
+    found = find_places(verdict(*answers), [])
+    assert found[:2] == ([takes, makes] if placements == "R" else [RULE, makes])
 
 
 def test_a_helper_that_a_few_rules_share_comes_after_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,13 +281,6 @@ def test_evidence_travels_as_bytes() -> None:
     assert (got.visited, got.callers, got.answered, got.raised) == (sent.visited, sent.callers, sent.answered, sent.raised)
     assert [(step.kind, step.rule, step.calls) for step in got.steps] == [(step.kind, step.rule, step.calls) for step in steps]
     assert torch.equal(got.steps[0].arguments[0][0].local, FULL[:2])
-
-
-def test_what_has_no_elements_departs_from_nothing() -> None:
-    """A step that fills tensors of the meta device, where the whole has elements: nobody can say whether they are the right ones."""
-    empty = FULL.to("meta")
-    step = Step("op", "aten.relu_.default", ((FULL,), {}), (empty, []), RULE, completed=True, rule_asked=True)
-    assert first_deviating_step({0: (step,), 1: (step,)}) is None
 
 
 @pytest.mark.parametrize("kind", ["subclass", "mkldnn", "csr", "nested"])
