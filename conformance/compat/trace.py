@@ -65,14 +65,14 @@ MERGES_MOVES = re.compile(r"_optimize_transform_infos, ")
 ACTIVE_VERB = re.compile(
     "_*(all|broadcast|check|cached?|compare|compute|consolidate|copy|create|cut|dedup|distribute|enumerate|fill|finish|flatten|from|gather"
     "|generate|get_model|get_optim|handle|init|iterate|load|local_map|make|maybe|offload|optimize|pad|parallelize|partition|permute|plan"
-    "|prepare|propagate|read|redistribute|reduce|replicate|reset|reshard|rewrite|save|scatter|select|set|shard|shards_get|slice|split|stage|to|transform|traverse"
+    "|prepare|propagate|read|redistribute|reduce|replicate|reset|reshard|rewrite|save|scatter|select|set|setup|shard|shards_get|slice|split|stage|to|transform|traverse"
     "|unflatten|unpack|unpad|unwrap|update|validate|write)(_|$)"
 )
 # functions that only forward a call: they are in the stacks of most errors, or called for every tensor
 FORWARDS = re.compile(
     "_dispatch_get_local_results_slow_path|_propagate_op_sharding_dispatch_slow_path|propagate_single_input_strategy|strategy_fn"
     "|__torch_dispatch__|wrap|unwrap|wrapper|inner|inner_func|wait_tensor|trigger_wait|all_gather|all_gather_single|all_reduce|reduce_scatter|broadcast_object"
-    "|gather_object|scatter_object|create_stream|create_from_tensor"
+    "|gather_object|scatter_object|create_stream|create_from_tensor|_explicit_or_backed_hint|_guarded_hint_int"
 )
 
 # functions that call a collective, by name

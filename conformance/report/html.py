@@ -53,6 +53,7 @@ class FindingView:
     script: str = ""
     script_text: str = ""
     where: str = ""
+    next_places: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
     layouts: tuple[LayoutPicture, ...] = ()
     source: str = ""
@@ -122,7 +123,7 @@ def render_html(report: RunReport, folder: Path, since: Comparison | None = None
             FindingGroup(
                 f"cause-{at}",
                 found[0].where or f"{found[0].kind} of {found[0].law}",
-                tuple(replace(by_id[line.id], where=line.where) for line in found),
+                tuple(replace(by_id[line.id], where=line.where, next_places=tuple(line.next_places)) for line in found),
             )
             for at, found in enumerate(report.causes(), 1)
         ],
@@ -195,6 +196,7 @@ def _finding_view(found: FindingLine, clauses: Mapping[str, tuple[str, str]], fo
         message=found.message,
         note=found.note,
         where=found.where,
+        next_places=tuple(found.next_places),
         features=tuple(found.features),
         after=_history_texts(found.case),
         ranks=tuple(ranks),

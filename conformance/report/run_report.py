@@ -19,7 +19,7 @@ from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.law.target import BACK_END
 from shardlaw.conformance.law.verdict import place_names
 from shardlaw.conformance.report.causes import group_by_cause
-from shardlaw.conformance.report.suspects import weigh_places
+from shardlaw.conformance.report.suspects import strip_request, weigh_places
 
 SCHEMA = 1
 OUTCOMES = ("held", "expected", "stale", "deviates", "untested")
@@ -105,6 +105,11 @@ class FindingLine(msgspec.Struct, kw_only=True):
     def in_back_end(self) -> bool:
         """Whether the place to look at is a backend that is not torch's."""
         return self.where.startswith(BACK_END)
+
+    @property
+    def next_places(self) -> list[str]:
+        """The two places to look at after ``where``."""
+        return [] if self.in_back_end else [place for place in self.places if strip_request(place) != strip_request(self.where)][:2]
 
     @property
     def spots(self) -> frozenset[str]:

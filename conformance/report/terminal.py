@@ -198,6 +198,8 @@ def print_finding(out: Console, found: FindingLine, clause: str, folder: str) ->
         _prose(out, line)
     if found.where:
         _prose(out, f"where to look: {one_line(found.where)}")
+    if found.next_places:
+        _prose(out, f"then: {'; '.join(map(one_line, found.next_places))}")
     if found.features:
         _prose(out, f"features: {', '.join(found.features)}")
     if found.reproducer:

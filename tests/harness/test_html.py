@@ -172,7 +172,13 @@ def test_causes_come_first_and_what_is_known_stands_by_its_reason(tmp_path: Path
         law("mesh.groups"),
     ]
     new = [
-        finding("aaaaaaaa", where="rule, a.py:3", cause="a", waits=["rank 0 waits in all_reduce"]),
+        finding(
+            "aaaaaaaa",
+            where="rule, a.py:3",
+            places=["rule, a.py:3", "cut, b.py:4", "pad, c.py:5"],
+            cause="a",
+            waits=["rank 0 waits in all_reduce"],
+        ),
         finding("bbbbbbbb", f"{CASE} seed=2", cause="b", kind="raised", features=["0-d"]),
         finding("cccccccc", f"{CASE} seed=3", where="rule, a.py:3", cause="a"),
     ]
@@ -184,6 +190,7 @@ def test_causes_come_first_and_what_is_known_stands_by_its_reason(tmp_path: Path
     for words in (
         "1 of 2 rule, a.py:3 2 findings of op.forward[mean]",
         "rank 0 waits in all_reduce",
+        "where to look: rule, a.py:3 , then cut, b.py:4 , pad, c.py:5",
         "What op.forward[mean] says. (docs)",
         f"shardlaw replay {tmp_path}/findings/aaaaaaaa.json",
         "shardlaw show '5x6' --mesh '2' --place 'S(0)'",

@@ -65,7 +65,8 @@ def test_what_is_new_stands_first_with_its_law_its_features_and_what_all_of_it_h
 def test_a_summary_fits_a_screen(run: FakeRun) -> None:
     for at in range(60):
         law_id = list(run.results)[at % 4]
-        run.take(replace(finding(law_id), id=f"{at:08x}", where=f"function_{at}, torch/distributed/tensor/_api.py:{at}"))
+        places = tuple(f"function_{at + more}, torch/distributed/tensor/_api.py:{at}" for at in [100 * at] for more in range(4))
+        run.take(replace(finding(law_id), id=f"{at:08x}", where=places[0], places=places))
         run.take(finding(status="expected", note=f"a known cause {at}", id=f"{at + 100:08x}"))
     run.unconfirmed += [verdict()] * 9
     out = io.StringIO()
@@ -73,6 +74,8 @@ def test_a_summary_fits_a_screen(run: FakeRun) -> None:
     assert out.getvalue().count("\n") <= SCREEN
     assert "60 causes" not in out.getvalue()  # each cause has one finding: there is one number to say
     assert "and 51 further causes in the report" in out.getvalue()
+    spots = [f"function_{at}, torch/distributed/tensor/_api.py:0" for at in range(3)]
+    assert f"  where to look: {spots[0]}\n  then: {spots[1]}; {spots[2]}\n" in out.getvalue()
 
 
 def test_a_finding_without_a_script_says_how_to_try_it_again_and_where_ranks_wait(run: FakeRun) -> None:
