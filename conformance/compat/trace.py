@@ -201,6 +201,13 @@ def names_in(place: str) -> frozenset[str]:
     return frozenset(node.id if isinstance(node, ast.Name) else node.attr for node in nodes if isinstance(node, (ast.Name, ast.Attribute)))
 
 
+@cache
+def raise_lines(place: str) -> frozenset[int]:
+    """The lines at which a function of torch raises or asserts by itself."""
+    nodes = (node for function in _functions_at(place) for node in ast.walk(function))
+    return frozenset(node.lineno for node in nodes if isinstance(node, (ast.Raise, ast.Assert)))
+
+
 def is_backward(place: str) -> bool:
     """Whether it is the backward of an autograd function."""
     return _name(place) == "backward"
@@ -286,6 +293,11 @@ def is_redistribution(place: str) -> bool:
 def cuts_shards(place: str) -> bool:
     """Whether it is a method of a placement, or a helper that cuts, pads and fills shards."""
     return _file(place).startswith(CUTS) and is_candidate(place)
+
+
+def is_in_home(place: str, chapter: str) -> bool:
+    """Whether a function is in one of the files in which to look for the faults of a chapter's laws."""
+    return _file(place).startswith(HOMES.get(chapter, ()))
 
 
 def is_home(place: str, chapter: str) -> bool:

@@ -4,6 +4,10 @@ The search starts from the first step whose result deviates from the reference: 
 tensors, a redistribution must change no element. The place is what decided that step: the op's handler or sharding rule, or the planner of
 the redistribution. A function called by the rule comes before the rule if it ran lines that no holding case ran, and right after it if the
 rule returned its result, or if few rules share it.
+
+If no step deviates, but the operands of one contradict their placements, what ran before that step comes first. Else it is the files that
+the law's chapter is about: comparisons, functions that ran lines that no holding case ran (before them, what they called there), and the
+others, those first that ran the rarest lines. What should have been refused is put down to what can refuse.
 """
 
 from __future__ import annotations
@@ -127,17 +131,21 @@ def _places_at_home(verdict: Verdict, home: Sequence[str], evidence: Evidence, l
     # a comparison that a case goes by decides what it does; a check can only refuse
     yield from _failed_checks(filter(torch_trace.is_comparison, home), evidence)
     if not about_ops:
-        yield from reversed([place for place in home if lines.runs_new_lines(place)])
-    yield from _failed_checks(home if verdict.kind == "wrong-error" else (), evidence)
+        for place in reversed([place for place in home if lines.runs_new_lines(place)]):
+            yield from _called_anew(place, evidence, lines)
+            yield place
     if verdict.kind == "wrong-error":
+        yield from _failed_checks(home, evidence)
+        if not about_ops:
+            yield from _might_refuse(evidence, law.partition(".")[0])
         relevant = (place for place in evidence.visited if law.startswith("mesh.") or not torch_trace.is_about_meshes(place))
-        yield next(filter(torch_trace.is_candidate, relevant), "")
+        yield next((place for place in relevant if torch_trace.is_candidate(place) and not torch_trace.is_generic(place)), "")
     if about_ops:
         return
     yield from (place for place in evidence.visited if torch_trace.constructs_sharded_tensor(place) and lines.runs_new_lines(place))
     likely = list(reversed(home))
     if not law.startswith("module."):  # what a style called last gave the result; elsewhere most faults are where most is done
-        likely.sort(key=lambda place: len(evidence.visited[place]), reverse=True)
+        likely.sort(key=lambda place: (lines.fewest_holding_cases(place), -len(evidence.visited[place])))
     yield from (place for place in likely if lines.is_never_in_holding(place))
     yield from likely
 
@@ -155,6 +163,21 @@ def _places_anywhere(law: str, home: Sequence[str], evidence: Evidence, lines: L
     called_by_all = {*filter(torch_trace.is_generic, evidence.visited), *about_meshes}
     yield from lines.by_rarity(place for place in evidence.visited if place not in called_by_all)
     yield from lines.by_rarity(place for place in evidence.visited if place in called_by_all)
+
+
+def _might_refuse(evidence: Evidence, chapter: str) -> list[str]:
+    """The functions in a chapter's files that can raise by themselves and did not, the outermost first."""
+    return [
+        place
+        for place, ran in evidence.visited.items()
+        if torch_trace.is_in_home(place, chapter) and not torch_trace.raise_lines(place) <= ran
+    ]
+
+
+def _called_anew(place: str, evidence: Evidence, lines: LineCoverage) -> list[str]:
+    """The functions that a function called and no holding case did, those that ran most lines first."""
+    called = [other for other, by in evidence.callers.items() if place in by and torch_trace.is_candidate(other)]
+    return sorted(filter(lines.is_never_in_holding, called), key=lambda other: len(evidence.visited[other]), reverse=True)
 
 
 def _failed_checks(places: Iterable[str], evidence: Evidence) -> list[str]:
@@ -229,8 +252,8 @@ def _places_of_step(step: Step, evidence: Evidence, lines: LineCoverage) -> Iter
         methods = _placement_calls(step)
         merged = [call for call in step.calls if torch_trace.MERGES_MOVES.match(call)]
         changes = _count_changed_dims(step)
-        yield from (place for place in evidence.visited if torch_trace.cuts_shards(place) and lines.runs_new_lines(place))
         yield from merged if len(methods) < changes else [step.rule] if changes > 1 else []
+        yield from (place for place in evidence.visited if torch_trace.cuts_shards(place) and lines.runs_new_lines(place))
         yield from methods
         yield step.rule
         yield from merged

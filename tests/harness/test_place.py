@@ -10,7 +10,7 @@ import torch
 
 from shardlaw.conformance.compat.trace import tail_calls
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.evidence import Evidence, Step, pack, unpack
+from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor, pack, unpack
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Raised, Verdict
@@ -41,6 +41,18 @@ def test_a_redistribution_is_put_down_to_what_cuts_shards_on_lines_that_no_holdi
     held = replace(verdict(Answer(0, "held", evidence=heard((), {METHOD: frozenset({1}), fills: frozenset({2})}))), status="held")
     assert find_places(verdict(*answers), [held])[:2] == [fills, METHOD]
     assert find_places(verdict(*answers), [])[0] == METHOD
+
+
+def test_where_several_dims_change_the_planner_comes_before_what_cuts_shards() -> None:
+    given, gave = (TracedTensor((4,), "2x1", placements, FULL) for placements in ("S(0),S(0)", "R,R"))
+    steps = [
+        Step("move", "redistribute", replace(given, local=half), replace(gave, local=FULL + 1), PLANNER, [METHOD] * 2, completed=True)
+        for half in halves(FULL)
+    ]
+    lines = {METHOD: frozenset({1, 2}), PLANNER: frozenset({3})}
+    answers = [Answer(rank, "deviates", evidence=heard((step,), lines)) for rank, step in enumerate(steps)]
+    held = replace(verdict(Answer(0, "held", evidence=heard((), {METHOD: frozenset({1}), PLANNER: frozenset({3})}))), status="held")
+    assert find_places(verdict(*answers), [held])[:2] == [PLANNER, METHOD]
 
 
 def test_the_rule_of_the_op_that_departs_is_named() -> None:
@@ -204,6 +216,39 @@ def test_comparisons_come_first_then_lines_that_no_holding_case_ran_then_what_do
     assert find_places(answered(5, 6), [held]) == [compares, checks, keeps]
     assert find_places(answered(5), [held]) == [compares, keeps, checks]
     assert set(find_places(answered(5, kind="wrong-error"), [held])[:2]) == {compares, checks}
+
+
+def of_plans(visited: dict[str, frozenset[int]], status: str, kind: str = "wrong-metadata", **callers: frozenset[str]) -> Verdict:
+    """The verdict on a case of a law of plans that ran lines of functions, each with its callers by the name of the function."""
+    by = {name: callers.get(name.partition(",")[0], frozenset()) for name in visited}
+    answer = Answer(0, "deviates" if status == "deviates" else "held", evidence=Evidence((), visited, by))
+    return Verdict(Case.parse("plan.dedup world=1"), status, kind, "result", "", "", (answer,))  # type: ignore[arg-type]
+
+
+def test_what_a_function_calls_on_lines_that_no_holding_case_ran_is_named_before_it() -> None:
+    makes, calls, longest = (
+        f"{name}, torch/distributed/checkpoint/planner.py:{at}" for at, name in enumerate(("make", "create", "flatten"))
+    )
+    many = frozenset(range(20, 40))
+    found = of_plans({longest: many, calls: frozenset({5, 6}), makes: frozenset({9})}, "deviates", make=frozenset({calls}))
+    held = of_plans({longest: many, calls: frozenset({5})}, "held")
+    assert find_places(found, [held]) == [makes, calls, longest]
+
+
+def test_of_what_holding_cases_ran_too_the_rarest_is_named_first() -> None:
+    often, seldom = (f"{name}, torch/distributed/checkpoint/planner.py:{at}" for at, name in enumerate(("create", "flatten")))
+    most = {often: frozenset(range(20, 40)), seldom: frozenset({5, 6})}
+    near = [of_plans(most, "held"), of_plans({often: most[often], seldom: frozenset({5})}, "held")]
+    assert find_places(of_plans(most, "deviates"), near) == [seldom, often]
+    assert find_places(of_plans(most, "deviates"), near[:1]) == [often, seldom]
+
+
+def test_what_should_have_been_refused_is_put_down_to_what_can_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    works, refuses = (f"{name}, torch/distributed/checkpoint/planner.py:{at}" for at, name in enumerate(("create", "__init__")))
+    monkeypatch.setattr(place.torch_trace, "raise_lines", {works: frozenset({5}), refuses: frozenset({8})}.__getitem__)
+    visited = {works: frozenset({5, 6}), refuses: frozenset({7})}
+    assert find_places(of_plans(visited, "deviates", "wrong-error"), []) == [refuses, works]
+    assert find_places(of_plans(visited, "deviates"), []) == [works]
 
 
 def test_who_found_out_is_named_before_who_carries_it_out() -> None:
