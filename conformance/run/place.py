@@ -132,7 +132,7 @@ def _places_at_home(verdict: Verdict, home: Sequence[str], evidence: Evidence, l
     yield from _failed_checks(filter(torch_trace.is_comparison, home), evidence)
     if not about_ops:
         for place in reversed([place for place in home if lines.runs_new_lines(place)]):
-            yield from _called_anew(place, evidence, lines)
+            yield from _called_anew(place, evidence, lines) if verdict.kind != "wrong-error" else []  # of what went on instead of refusing
             yield place
     if verdict.kind == "wrong-error":
         yield from _failed_checks(home, evidence)
