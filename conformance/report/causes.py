@@ -22,7 +22,8 @@ In a backend that is not torch's the place is the collective.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -106,7 +107,7 @@ def _cover(lines: Sequence[FindingLine]) -> dict[str, list[FindingLine]]:
         listed = Counter(itertools.chain.from_iterable(suspects.values()))
         among_first = Counter(place for its in suspects.values() for place in its[:TOP])
         telling = {place for place, count in listed.items() if among_first[place] >= MIN_SHARE * count}
-        votes: Counter[str] = Counter()
+        votes: defaultdict[str, float] = defaultdict(float)
         for its in suspects.values():
             for rank, place in enumerate(its, 1):
                 votes[place] += _vote(rank) if rank == 1 or place in telling else 0
@@ -191,7 +192,7 @@ def _votes_for(place: str, lines: Iterable[FindingLine]) -> float:
 
 def _vote(rank: int) -> float:
     """What the n-th place of a finding counts."""
-    return rank**-0.5
+    return 1 / math.sqrt(rank)
 
 
 def _share_that_ran(place: str, lines: Iterable[FindingLine]) -> float:
