@@ -43,7 +43,7 @@ class Tracer:
         self._steps: list[Step] = []
         self._visited: dict[str, set[int]] = {}
         self._callers: dict[str, set[str]] = {}
-        self._since: list[str] = []
+        self._since: dict[str, None] = {}
         self._answered: set[str] = set()
         self._raised: tuple[str, ...] = ()
         self._places: dict[CodeType, str] = {}
@@ -121,12 +121,12 @@ class Tracer:
         by = self._place(caller.f_code) if caller is not None else ""
         self._callers.setdefault(place, set()).add(by)
         if self._op is None and self._move is None:
-            self._since.append(place)
+            self._since[place] = None
         return self._visited.setdefault(place, set())
 
     def _take_since(self) -> list[str]:
         """The functions called since the step before, outside of steps."""
-        since, self._since = list(dict.fromkeys(self._since)), []
+        since, self._since = list(self._since), {}
         return since
 
     def _on_planning(self, frame: FrameType, lines: set[int]) -> Any:

@@ -128,7 +128,7 @@ def count_and_list(names: list[str], count: int, what: str) -> str:
 
 
 def _finding_lines(at: int, found: FindingLine, folder: Path) -> list[str]:
-    place = f", where to look: {_escape_line(found.where)}" if found.where else ""
+    place = f", where to look: {', then '.join(map(_escape_line, [found.where, *found.next_places]))}" if found.where else ""
     lines = [f"{at}. **{found.kind}** `{found.id}` {found.law}{place}", f"   `{found.text}`", f"   {_escape_line(found.message)}"]
     if found.reproducer:
         lines.append(f"   `python {folder / found.reproducer}` exits 1 while it is there")

@@ -47,8 +47,10 @@ def first_contradicting_step(steps: Mapping[int, Sequence[Step]]) -> Step | None
     sizes."""
     longest = max(steps.values(), key=len, default=())
     for at, step in enumerate(longest):
+        column = _step_by_rank(steps, at)
         try:
-            _assemble_values({rank: its.arguments for rank, its in _step_by_rank(steps, at).items()} or {0: None})
+            if column:
+                _assemble_operands(column)
         except _CannotTell:
             continue
         except _StepDeviates:
@@ -68,7 +70,7 @@ def step_deviates(column: Mapping[int, Step]) -> bool:
         return False
     step = next(iter(column.values()))
     try:
-        inputs = _assemble_values({rank: its.arguments for rank, its in column.items()})
+        inputs = _assemble_operands(column)
     except (_CannotTell, _StepDeviates):
         return False
     try:
@@ -94,6 +96,11 @@ def _run_dense(name: str, inputs: Any) -> Any:
         return packet(*args, **kwargs), written
     except Exception as error:
         raise _CannotTell from error
+
+
+def _assemble_operands(column: Mapping[int, Step]) -> Any:
+    """The global values of a step's operands, given by rank."""
+    return _assemble_values({rank: step.arguments for rank, step in column.items()})
 
 
 def _assemble_values(values: Mapping[int, Any]) -> Any:

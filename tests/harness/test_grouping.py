@@ -136,7 +136,8 @@ def test_of_code_that_all_list_and_as_few_ran_the_first_listed_is_the_cause() ->
     send, make = "scatter, torch/distributed/distributed_c10d.py:1", "make, torch/distributed/tensor/placement_types.py:2"
 
     def line(at: int, where: str) -> FindingLine:
-        return reports.finding(f"{at:08x}", where=where, places=[where, make, send], ran={where: 5, make: 1, send: 1}, similar=10)
+        places = [where, f"a{at}, torch/a.py:1", f"b{at}, torch/b.py:1", make, send]
+        return reports.finding(f"{at:08x}", where=where, places=places, ran={where: 5, make: 1, send: 1}, similar=10)
 
     ((first, _),) = reports.report([], [line(1, "tensor, torch/a.py:1"), line(2, "module, torch/b.py:1")]).causes()
     assert first.where == make

@@ -76,6 +76,7 @@ def test_a_summary_fits_a_screen(run: FakeRun) -> None:
     assert "and 51 further causes in the report" in out.getvalue()
     spots = [f"function_{at}, torch/distributed/tensor/_api.py:0" for at in range(3)]
     assert f"  where to look: {spots[0]}\n  then: {spots[1]}; {spots[2]}\n" in out.getvalue()
+    assert f"where to look: {', then '.join(spots)}".replace("_", r"\_") in render_markdown(run.update(1), Path("r"))
 
 
 def test_a_finding_without_a_script_says_how_to_try_it_again_and_where_ranks_wait(run: FakeRun) -> None:
