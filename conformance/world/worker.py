@@ -77,6 +77,7 @@ class Rank:
             self._registry = self._sequence_number = None
         self._metadata_cache = MetadataCache(self.metadata)
         self._rng = torch.get_rng_state()
+        self._process = psutil.Process()
         self._initial_threads = frozenset(threading.enumerate())  # those of the target's backend
         self._thread_count = len(self._initial_threads)
         self._is_unusable = self._is_outside_mesh = False
@@ -108,7 +109,7 @@ class Rank:
                 self.page.set_position(self.rank, batch.serial, index, PARKED)
                 self._park(protocol.Parked(batch.serial, index, total, collectives, self._is_unusable))
                 total = self._count_collectives()
-        files, threads, memory = resource_usage()
+        files, threads, memory = resource_usage(self._process)
         self._send(protocol.BatchDone(batch.serial, files, threads, len(self._listed_groups), memory))
         self.page.set_position(self.rank, batch.serial, len(batch.tasks), IDLE)
 
@@ -230,10 +231,11 @@ class Rank:
 
     def _count_collectives(self) -> dict[str, int]:
         """How many collectives each group has run, of those whose backend counts them."""
+        method = getattr(self._sequence_number, "__name__", "")
         counts = {}
         for name, group in self._live_groups():
             try:  # called on the group, not on the class: a backend in Python may override the method
-                counts[name] = int(getattr(group, self._sequence_number.__name__)())
+                counts[name] = int(getattr(group, method)())
             except Exception:
                 continue
         return counts
@@ -278,10 +280,9 @@ def pack_or_report(batch: int, index: int, answer: Answer, output: str, collecti
         return message, protocol.encode_frame(message)
 
 
-def resource_usage() -> tuple[int, int, int]:
-    """How many descriptors this process has open, how many threads it has, and its resident bytes; zeros where the system does not tell."""
+def resource_usage(process: psutil.Process) -> tuple[int, int, int]:
+    """How many descriptors a process has open, how many threads it has, and its resident bytes; zeros where the system does not tell."""
     try:
-        process = psutil.Process()
         return process.num_fds(), process.num_threads(), process.memory_info().rss
     except (psutil.Error, OSError):
         return 0, 0, 0
