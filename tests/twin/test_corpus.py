@@ -67,7 +67,6 @@ def test_a_planted_fault_is_found_in_its_submodule(session: Session, name: str, 
     assert result.departure is not None, [one.failed for one in result.compared]
     path = result.departure.path
     assert (path if where.startswith("(") else path.rpartition(" ")[2]).startswith(where), path
-    assert result.seconds < 30
 
 
 @pytest.mark.parametrize("name", [*MODELS, "dropout"])
