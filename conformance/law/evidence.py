@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -78,6 +78,17 @@ class Evidence:
     callers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     answered: frozenset[str] = frozenset()
     raised: tuple[str, ...] = ()
+
+    def after(self, earlier: Iterable[Evidence]) -> Evidence:
+        """With the functions that ran in earlier stages of the case, ahead of its own: what a save does wrongly a load may show."""
+        visited: dict[str, frozenset[int]] = {}
+        callers: dict[str, frozenset[str]] = {}
+        for each in (stages := (*earlier, self)):
+            for place, lines in each.visited.items():
+                visited[place] = visited.get(place, frozenset()) | lines
+            for place, by in each.callers.items():
+                callers[place] = callers.get(place, frozenset()) | by
+        return replace(self, visited=visited, callers=callers, answered=frozenset().union(*(each.answered for each in stages)))
 
 
 def pack(evidence: Evidence) -> bytes:

@@ -254,8 +254,8 @@ class Pool:
             world.retire_reason = mismatch
             if verdict.status != "deviates":
                 verdict = Verdict(job.case, "deviates", "divergence", "collectives", mismatch, "", answers, verdict.features)
-        if job.traced and not verdict.ranks:
-            verdict = replace(verdict, ranks=answers)
+        if job.traced:
+            verdict = replace(verdict, ranks=job.with_earlier(verdict.ranks or answers))
         if verdict.status == "deviates":
             verdict = replace(verdict, history=tuple(world.served))
         if verdict.status != "rejected":  # a rejected case changes nothing in its ranks

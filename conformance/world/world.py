@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from shardlaw.conformance.world.watch import Watch
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.case import Case
+    from shardlaw.conformance.law.evidence import Evidence
     from shardlaw.conformance.law.law import Law
     from shardlaw.conformance.law.verdict import Answer, Tracing, Verdict
 
@@ -31,7 +32,8 @@ class Job:
     """A case that awaits its verdict. ``stages`` are the sizes of the worlds that run it one after the other, up to stage ``last``.
 
     ``answers``, ``collectives`` (counts by group) and ``so_far`` (answers that were not final) are what ranks have sent in the current
-    ``stage``. ``losses`` counts worlds that ended before it. ``lane`` is which of the parallel worlds runs it.
+    ``stage``. ``losses`` counts worlds that ended before it. ``lane`` is which of the parallel worlds runs it. ``earlier`` is what ranks
+    recorded in the stages before, where the case is traced.
     """
 
     law: Law
@@ -46,6 +48,7 @@ class Job:
     losses: int = 0
     so_far: dict[int, Answer] = field(default_factory=dict)
     traced: Tracing = ""
+    earlier: list[Evidence] = field(default_factory=list)
     reuse: bool = False
     lane: int = 0
     submitted: float = field(default_factory=time.monotonic)
@@ -58,6 +61,12 @@ class Job:
     def for_stage(self, stage: int) -> Job:
         """A copy that runs one stage alone."""
         return replace(self, stage=stage, last=stage, answers={}, collectives={}, so_far={})
+
+    def with_earlier(self, answers: Iterable[Answer]) -> tuple[Answer, ...]:
+        """Answers of the current stage with what ranks recorded in the stages before; what these recorded is kept for the next stage."""
+        recorded = {answer.rank: answer.evidence.after(self.earlier) for answer in answers if answer.evidence is not None}
+        self.earlier += recorded.values()
+        return tuple(replace(answer, evidence=recorded.get(answer.rank)) for answer in answers)
 
     def clear_answers(self) -> None:
         """Drop what ranks have sent: the case will run again."""

@@ -51,6 +51,16 @@ def test_a_rank_that_dies_leaves_its_trace() -> None:
     assert find_places(verdict, [])[0].startswith("DTensorRedistributePlanner.")
 
 
+def test_the_trace_of_a_load_has_what_ran_in_the_save(pool: Pool) -> None:
+    case = Case.parse("roundtrip.files mesh=2 mesh.load=3 c=4:S(0) threads=2 state={c:c}")
+    law = find(case.law)
+    for verdict in (pool.check_fresh(law, case, traced="at end"), *pool.check(law, [case], traced="at end")):
+        for answer in verdict.ranks:
+            assert answer.evidence is not None
+            ran = [place.partition(",")[0] for place in answer.evidence.visited]
+            assert ran.index("dedup_save_plans") < ran.index("create_default_local_load_plan")
+
+
 def test_a_trace_follows_the_threads_that_an_act_starts() -> None:
     def find_object() -> None:
         find_state_dict_object({"a": 1}, MetadataIndex("a"))
