@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.distributed.pipelining import microbatch
+from torch.distributed.pipelining import PipelineStage, microbatch
 from torch.distributed.tensor import Replicate, _dispatch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.experimental._context_parallel import _attention
@@ -51,3 +51,10 @@ def last_microbatch_is_merged_first() -> None:
     @instead(microbatch, "merge_chunks")
     def fault(true: Any, chunks: Any, spec: Any) -> Any:
         return true(chunks[::-1], spec)
+
+
+@breaks("module.pipelined")
+def gradients_of_a_stage_are_divided_twice() -> None:
+    @instead(PipelineStage, "scale_grads")
+    def fault(true: Any, self: Any, factor: int) -> None:
+        true(self, factor * 2)

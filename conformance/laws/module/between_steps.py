@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch.autograd import forward_ad
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
 from shardlaw.conformance.law.act import law, texts
@@ -52,6 +53,8 @@ CASES = (
     "mesh=2 model=mlp dims=5x7x3 does=recomputed",
     "mesh=2 model=mlp dims=5x7x3 does=recomputed-whole units=1 reshard=yes",
     "mesh=2 model=mlp dims=5x5x5 does=recomputed-twice units=1 compute=float32",
+    "mesh=2x1 model=mlp dims=5x7x3 does=inferred",
+    "mesh=2 model=mlp dims=4x6x2 does=inferred columns=yes",
 )
 
 
@@ -179,6 +182,7 @@ def between_steps(
     reshard: Reshard | None = None,
     units: bool = False,
     compute: torch.dtype | None = None,
+    columns: bool = False,
 ):
     """A fully sharded model behaves as the dense one when it is evaluated, loaded, cast or frozen between steps, when
     gradients are dropped, changed or differentiated, when it returns an object, when the loss is made of what a layer
@@ -187,8 +191,9 @@ def between_steps(
     add_hooks(model, does)
     output = None if compute is None else torch.float64
     policy = MixedPrecisionPolicy(param_dtype=compute, output_dtype=output)
+    place = (lambda parameter: Shard(parameter.ndim - 1)) if columns else None
     for unit in [model.net1, model.net2, model] if units else [model]:
-        fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+        fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, shard_placement_fn=place)
     return train(model, [[pair] for pair in inputs], does)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import law, texts
@@ -264,7 +265,13 @@ GATHERED_CASES = (
     "mesh=2 length=6 given=mapping",
     "mesh=3 length=6 given=mapping dealt=yes",
     "mesh=2 length=6 given=other-order",
+    "mesh=2 length=256 given=list blocks=32",
 )
+
+
+def precedes(batch: Any, head: Any, query: Any, key: Any) -> Any:
+    """Whether a query may see a key: none that comes after it."""
+    return query >= key
 
 
 def cut(mesh: Any, buffers: Mapping[str, Any], dims: Mapping[str, int], given: str, balancer: Any) -> Any:
@@ -297,9 +304,11 @@ def gathered_keys(
     seed: Seed,
     by: Literal["place", "name"] = "place",
     dealt: bool = False,
+    blocks: int | None = None,
 ):
     """A module of attention whose keys and values are gathered has the attention and the gradients of the whole
-    sequence, whether buffers are cut up by name or in a list, and however they are dealt to the ranks."""
+    sequence, whether buffers are cut up by name or in a list, and however they are dealt to the ranks. A mask of
+    blocks is cut into parts of the same blocks."""
     ring = mesh[mesh.mesh_dim_names[-1]]
     query, key, value, grad = attention_inputs(length, length, 1, seed, ring.device_type)
     table = torch.arange(length * length, device=ring.device_type).reshape(length, length)
@@ -312,12 +321,22 @@ def gathered_keys(
     out = module(leaves[0], key=leaves[1], value=leaves[2]) if by == "name" else module(*leaves)
     out.backward(parts["grad"])
     wholes = compat.context_parallel_unshard(ring, [out, *(leaf.grad for leaf in leaves)], [2] * 4, balancer)
-    return {"attention": wholes[:1], "gradients": wholes[1:], "tables": [parts["rows"], parts["columns"]]}
+    found = {"attention": wholes[:1], "gradients": wholes[1:], "tables": [parts["rows"], parts["columns"]]}
+    if blocks is not None:
+        with torch.compiler.set_stance("force_eager"):
+            whole = create_block_mask(precedes, None, None, length, length, ring.device_type, blocks)
+            (mask,) = compat.context_parallel_shard(ring, [whole], [2], balancer)
+        found |= {"sizes": list(mask.BLOCK_SIZE), "blocks": mask.to_dense()[0, 0]}
+    return found
 
 
 @gathered_keys.due
-def _(mesh: Mesh, length: int, seed: int, dealt: bool, rank: Rank):
+def _(mesh: Mesh, length: int, seed: int, dealt: bool, blocks: int | None, rank: Rank):
     own = own_positions(mesh, length, rank, dealt)
     attention, _, *gradients = attention_due(length, length, 1, seed, causal=False)
     table = torch.arange(length * length).reshape(length, length)
-    return {"attention": [attention], "gradients": gradients, "tables": [table[own], table[:, own]]}
+    due: dict[str, Any] = {"attention": [attention], "gradients": gradients, "tables": [table[own], table[:, own]]}
+    if blocks is not None:  # a block is there where one of its queries comes after one of its keys
+        rows = own[::blocks] // blocks
+        due |= {"sizes": [blocks] * 2, "blocks": (rows.unsqueeze(1) >= torch.arange(length // blocks)).int()}
+    return due

@@ -3,11 +3,12 @@
 Fields of a case: ``strategy`` is what is sharded (``full``: parameters, ``grad``: gradients and optimizer state,
 ``none``: nothing), ``orig`` whether the optimizer gets the original parameters, ``units`` whether a layer is wrapped
 separately, ``clip`` the order of the norm by which gradients are clipped, ``host`` whether the full optimizer state is
-offloaded to the CPU.
+offloaded to the CPU, ``given`` in which container the model is given its input, to which it adds an entry.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Annotated, Any, Literal
 
 import torch
@@ -23,7 +24,7 @@ from torch.distributed.fsdp import (
 
 from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Near
+from shardlaw.conformance.law.due import Near, Of
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.arguments import FromCase
@@ -47,12 +48,27 @@ CASES = (
     f"{MODEL} strategy=full units=yes clip=-inf compute=float32",
     "mesh=2 model=mlp dims=2x1x2 strategy=grad clip=-1.0 compute=float32 seed=7",
     f"{MODEL} strategy=full clip=2.0",
+    f"{MODEL} strategy=full given=list",
+    f"{MODEL} strategy=grad given=defaultdict",
 )
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
     """Adam with small steps where gradients are small."""
     return torch.optim.Adam(model.parameters(), lr=0.25, eps=1.0, foreach=False)
+
+
+def note_in(module: nn.Module, given: tuple[Any, ...]) -> None:
+    """Add an entry to the container that a model is given."""
+    if isinstance(given[0], dict):
+        given[0]["seen"].append(1)
+    else:
+        given[0].append(1)
+
+
+def take_out(module: nn.Module, given: tuple[Any, ...]) -> Any:
+    """The input of a model, out of the container in which it is given."""
+    return given[0]["x"] if isinstance(given[0], dict) else given[0][0]
 
 
 def features(case: Case) -> set[str]:
@@ -101,9 +117,10 @@ def fsdp1(
     clip: float | None = None,
     host: bool = True,
     compute: torch.dtype = torch.float64,
+    given: Literal["list", "defaultdict"] | None = None,
 ):
     """A model under FullyShardedDataParallel has the dense outputs, clips by the dense norm of any order, and returns
-    the full state dicts of the dense model and its optimizer."""
+    the full state dicts of the dense model and its optimizer. It may add to a container that it is given."""
     strategies = {"full": "FULL_SHARD", "grad": "SHARD_GRAD_OP", "none": "NO_SHARD"}
     model.to(compute)
     options: dict[str, Any] = {
@@ -114,10 +131,17 @@ def fsdp1(
     }
     if units:
         model.net1 = FullyShardedDataParallel(model.net1, **options)
+    noted: list[int] = []
+    if given is not None:
+        model.register_forward_pre_hook(take_out)
+        model.register_forward_pre_hook(note_in, prepend=True)
     parallel = FullyShardedDataParallel(model, **options)
     optim, outs, norms = adam(parallel), [], []
     for x, grad in inputs:
-        outs.append(parallel(x.to(compute)))
+        x = x.to(compute)
+        box = defaultdict(list, x=x) if given == "defaultdict" else [x] if given == "list" else x
+        outs.append(parallel(box))
+        noted += [] if given is None else [len(box)]
         outs[-1].backward(grad.to(compute))
         if clip is not None:
             norms.append(parallel.clip_grad_norm_(512.0 if clip == 0 else 0.25, clip))
@@ -131,11 +155,11 @@ def fsdp1(
         name: {key: float(value) if value.ndim == 0 else value for key, value in values.items()}
         for name, values in optim_state.items()
     }
-    return {"forward": outs, "norms": norms, "state": state, "learned": learned}
+    return {"forward": outs, "norms": norms, "state": state, "learned": learned, "noted": noted}
 
 
 @fsdp1.due
-def _(model, mesh: Mesh, inputs: list[Pairs], clip: float | None, compute, rank: Rank):
+def _(model, mesh: Mesh, inputs: list[Pairs], clip: float | None, compute, given: str | None, rank: Rank):
     model.to(compute)
     optim, outs, norms = adam(model), [], []
     for pairs in inputs:
@@ -154,4 +178,5 @@ def _(model, mesh: Mesh, inputs: list[Pairs], clip: float | None, compute, rank:
         "norms": norms,
         "state": {name: Near(parameter.detach()) for name, parameter in model.named_parameters()},
         "learned": {name: due_state(parameter) for name, parameter in model.named_parameters()},
+        "noted": [] if given is None else [Of(2, "wrong-value")] * len(inputs),
     }

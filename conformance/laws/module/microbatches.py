@@ -1,24 +1,36 @@
-"""The law of the inputs of a pipeline, which are split into microbatches and merged again.
+"""Laws of pipelines: their inputs, which are split into microbatches and merged again, and their schedules.
 
-Fields of a case: ``chunks`` is the number of microbatches, ``dim`` the dim along which the input is split.
+Fields of a case: ``chunks`` is the number of microbatches, ``dim`` the dim along which the input is split, ``schedule``
+in which order the stages run, ``mode`` that of their norms: in ``train`` their statistics are updated.
 """
 
 from __future__ import annotations
 
+from typing import Annotated, Any, Literal, get_args
+
 import torch
 from hypothesis import strategies as st
+from torch import nn
+from torch.distributed import pipelining
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import mse_loss
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Claimed, Global, Of
+from shardlaw.conformance.law.due import Claimed, Global, Near, Of
+from shardlaw.conformance.law.fields import NamedMesh, Rank, Seed
 from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.laws.module.arguments import FromCase, ModuleCall
 from shardlaw.conformance.laws.module.local_map import NEEDS
 from shardlaw.conformance.laws.shared import draws
+from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import shapes
+from shardlaw.strategies.modules import build_model, eighths
 from shardlaw.strategies.placements import placements
+
+DOC = "https://docs.pytorch.org/docs/stable/distributed.pipelining.html"
 
 
 @st.composite
@@ -32,10 +44,7 @@ def draw_microbatches(draw: st.DrawFn, limits: Limits) -> Case:
 
 @law(
     "module.microbatches",
-    source=(
-        "https://docs.pytorch.org/docs/stable/distributed.pipelining.html, split_args_kwargs_into_chunks and "
-        "merge_chunks; torch.tensor_split: the sizes of the parts"
-    ),
+    source=(f"{DOC}, split_args_kwargs_into_chunks and merge_chunks; torch.tensor_split: the sizes of the parts"),
     control="mesh=2 x=4x3:S(0) chunks=2 dim=0",
     draw=draw_microbatches,
     draws=6,
@@ -84,3 +93,126 @@ def _(x: Global, chunks: int, dim: int):
         "merged": Claimed(x.full * 2, x.mesh),
         "stride": Of((x.full * 2).stride(), "wrong-metadata"),
     }
+
+
+# Schedules
+
+Schedule = Literal["gpipe", "1f1b", "loops", "interleaved", "zero-bubble", "v", "dual-v"]
+WIDTH, STEPS = 4, 2
+SCHEDULE_CASES = (
+    *(f"mesh=2 schedule={schedule} chunks=4" for schedule in get_args(Schedule)),
+    "mesh=3 schedule=1f1b chunks=5",
+    "mesh=2 schedule=gpipe chunks=3 mode=train",
+    "mesh=2 schedule=v chunks=4 mode=train",
+    "mesh=3 schedule=interleaved chunks=3 mode=train",
+)
+
+
+class Stages(nn.Module):
+    """Layers one after the other, each with statistics of what it was given."""
+
+    def __init__(self, sizes: tuple[int, ...], bias: bool = True) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(
+            nn.Sequential(nn.BatchNorm1d(sizes[0]), nn.Linear(sizes[0], sizes[0], bias)) for _ in range(sizes[1])
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+def read_stages(case: Case) -> ModuleCall:
+    count = len(case.mesh().ranks) * (1 if case.get("schedule") in ("gpipe", "1f1b") else 2)
+    return ModuleCall(build_model, (Stages, (WIDTH, count), True, case.seed), {})
+
+
+# Plain torch, for acts
+
+
+def batch(chunks: int, step: int, seed: int, device: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """An input and a target of three rows for each microbatch."""
+    x, target = (eighths((3 * chunks, WIDTH), seed + 2 * step + number) for number in range(2))
+    return x.to(device), target.to(device)
+
+
+def place_of(stage: int, ranks: int, schedule: str) -> int:
+    """The rank of a stage: stages go round, or there and back."""
+    return 2 * ranks - 1 - stage if schedule in ("v", "dual-v") and stage >= ranks else stage % ranks
+
+
+def learned(stages: Any) -> list[dict[str, Any]]:
+    """The gradients and buffers of stages."""
+    found: list[dict[str, Any]] = []
+    for stage in stages:
+        gradients = {name: parameter.grad.clone() for name, parameter in stage.named_parameters()}
+        found.append(gradients | {name: buffer.double().clone() for name, buffer in stage.named_buffers()})
+    return found
+
+
+@law(
+    "module.pipelined",
+    source=f"{DOC}, PipelineStage and schedules: a model that is split over ranks is trained as the whole one",
+    control=SCHEDULE_CASES[0],
+    sweep=texts(*SCHEDULE_CASES),
+    sweeps=len(SCHEDULE_CASES),
+    features=lambda case: {"module", "backward", "repeated", f"way:{case.get('schedule')}"},
+    needs=("p2p",),
+    weight=0.2,
+)
+def pipelined(
+    model: Annotated[nn.Module, FromCase(read_stages, "schedule")],
+    mesh: NamedMesh,
+    schedule: Schedule,
+    chunks: int,
+    seed: Seed,
+    mode: Literal["eval", "train"] = "eval",
+):
+    """Stages that are trained in a pipeline have the outputs and losses of the whole model on each microbatch, the mean
+    of their gradients, and buffers that have seen each microbatch once, in whichever order the stages run."""
+    names = {
+        "gpipe": "ScheduleGPipe",
+        "1f1b": "Schedule1F1B",
+        "loops": "ScheduleLoopedBFS",
+        "interleaved": "ScheduleInterleaved1F1B",
+        "zero-bubble": "ScheduleInterleavedZeroBubble",
+        "v": "ScheduleZBVZeroBubble",
+        "dual-v": "ScheduleDualPipeV",
+    }
+    model.train(mode == "train")
+    count, place, device = len(model.stages), mesh.get_local_rank(), torch.device(mesh.device_type)
+    own = [number for number in range(count) if place_of(number, mesh.size(), schedule) == place]
+    stages: Any = [
+        pipelining.PipelineStage(model.stages[number], number, count, device, group=mesh.get_group()) for number in own
+    ]
+    if schedule in ("gpipe", "1f1b"):
+        (stages,) = stages
+    pipeline, outs, losses, steps = getattr(pipelining, names[schedule])(stages, chunks, mse_loss), [], [], []
+    for step in range(STEPS):
+        x, target = batch(chunks, step, seed, mesh.device_type)
+        model.zero_grad()
+        losses.append([])
+        last = {"target": target, "losses": losses[-1]} if count - 1 in own else {}
+        outs.append(pipeline.step(*([x] if 0 in own else []), **last))
+        steps.append(learned([model.stages[number] for number in own]))
+    return {"outputs": outs, "losses": losses, "learned": steps}
+
+
+@pipelined.due
+def _(model, mesh: Mesh, schedule: str, chunks: int, seed: int, mode: str, rank: Rank):
+    model.train(mode == "train")
+    count, ranks, place = len(model.stages), len(mesh.ranks), mesh.ranks.index(rank)
+    own = [number for number in range(count) if place_of(number, ranks, schedule) == place]
+    outs, losses, steps = [], [], []
+    for step in range(STEPS):
+        x, target = batch(chunks, step, seed)
+        model.zero_grad()
+        parts = [model(part) for part in x.tensor_split(chunks)]
+        found = [mse_loss(part, due) for part, due in zip(parts, target.tensor_split(chunks), strict=True)]
+        torch.stack(found).mean().backward()
+        outs.append(Near(torch.cat(parts).detach()) if count - 1 in own else None)
+        losses.append([Near(loss.detach()) for loss in found] if count - 1 in own else [])
+        stages = learned([model.stages[number] for number in own])
+        steps.append([{name: Near(value) for name, value in stage.items()} for stage in stages])
+    return {"outputs": outs, "losses": losses, "learned": steps}
