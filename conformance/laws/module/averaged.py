@@ -12,7 +12,12 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks,
+    post_localSGD_hook,
+    powerSGD_hook,
+    quantization_hooks,
+)
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
 from torch.nn.parallel import DistributedDataParallel
@@ -28,10 +33,10 @@ from shardlaw.reference.mesh import Mesh
 from shardlaw.strategies.modules import build_model, eighths
 
 STEPS = 6
-HOOKS = ("mean", "half", "half-wrapped", "power", "power-fresh", "local")
+HOOKS = ("mean", "half", "half-wrapped", "power", "power-fresh", "local", "bytes", "bytes-by-part")
 Way = Literal[
     "mean", "half", "half-wrapped", "power", "power-fresh", "local", "apart", "groups", "levels", "idle", "optimizer",
-    "resumed", "noticed",
+    "resumed", "noticed", "bytes", "bytes-by-part",
 ]  # fmt: skip
 CASES = (
     "mesh=2 way=mean",
@@ -48,6 +53,8 @@ CASES = (
     "mesh=2 way=optimizer period=2 start=1",
     "mesh=2 way=resumed period=2 start=3",
     "mesh=2 way=noticed period=2",
+    "mesh=2 way=bytes",
+    "mesh=3 way=bytes-by-part",
 )
 
 
@@ -86,6 +93,11 @@ def register_hook(parallel: Any, way: str, start: int, mesh: Any) -> None:
     if way == "local":
         state = post_localSGD_hook.PostLocalSGDState(group, mesh[mesh.mesh_dim_names[-1]].get_group(), start)
         parallel.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    if way.startswith("bytes"):
+        hooks = quantization_hooks
+        parallel.register_comm_hook(
+            group, hooks.quantization_pertensor_hook if way == "bytes" else hooks.quantization_perchannel_hook
+        )
     if way.startswith("power"):
         kept = way == "power"
         power = powerSGD_hook.PowerSGDState(
@@ -131,6 +143,7 @@ def take_steps(
     "module.averaged",
     source=(
         "torch.distributed docs, DDP Communication Hooks: allreduce_hook, fp16_compress_hook, powerSGD_hook; "
+        "docstrings of quantization_pertensor_hook and quantization_perchannel_hook; "
         "torch.distributed.algorithms.model_averaging; torch.distributed.optim docs, PostLocalSGDOptimizer"
     ),
     control=CASES[0],
@@ -153,6 +166,9 @@ def averaged(
     ``period``-th step from ``start`` on, in levels or of all ranks, and by an optimizer as by hand."""
     group = mesh.get_group() if mesh.ndim == 1 else None
     forward: Any = model
+    if way.startswith("bytes"):
+        model.float()
+        inputs = [x.float() for x in inputs]
     if way in HOOKS:
         forward = DistributedDataParallel(model, process_group=group)
         register_hook(forward, way, start, mesh)
@@ -196,6 +212,8 @@ def _(model, mesh: Mesh, inputs: list[list[torch.Tensor]], way: str, period: int
                     held[at][name] = mean
         steps.append(dict(held[place]))
     rounding = torch.float16 if way.startswith("half") else torch.float32 if way.startswith("power") else None
+    if way.startswith("bytes"):
+        rounding, steps = torch.bfloat16, [{name: full.float() for name, full in step.items()} for step in steps]
     return {
         "steps": [{name: Near(full, rounding=rounding) for name, full in step.items()} for step in steps],
         "called": Of(STEPS if way == "noticed" else 0),
