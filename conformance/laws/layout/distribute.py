@@ -106,8 +106,13 @@ def draw_source(limits: Limits) -> SearchStrategy[Case]:
     return draws.tensor_cases(limits, on=on, dtypes=limits.dtypes, extra=source)
 
 
+# even strided shards, and sums that are pending
+FROM_SECOND = texts("mesh=2 x=8:_S(0,2) src=1", "mesh=2x2 x=3x4:R,P(sum):float32:small src=1")
+
+
 def sweep_source(limits: Limits) -> list[Case]:
-    return [case for case in draws.permuted_mesh_cases("S(0)", src=1)(limits) if min(case.mesh().shape) > 1]
+    permuted = [case for case in draws.permuted_mesh_cases("S(0)", src=1)(limits) if min(case.mesh().shape) > 1]
+    return permuted + FROM_SECOND(limits)
 
 
 @law(
@@ -117,7 +122,7 @@ def sweep_source(limits: Limits) -> list[Case]:
     draw=draw_source,
     draws=60,
     sweep=sweep_source,
-    sweeps=2,
+    sweeps=4,
     needs=("broadcast", "scatter"),
     weight=0.8,
 )

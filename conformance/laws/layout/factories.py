@@ -54,7 +54,8 @@ SPACED = (
     "mesh=2 x=33:S(0):int32 make=logspace",
     "mesh=2@0,2 x=17:S(0) make=linspace",
 )
-KNOWN = SIZES + (SPACED if compat.torch_release() >= (2, 14) else ())
+TRAINED = tuple(f"mesh=2 x=5:S(0) make={make} requires_grad=yes" for make in ("zeros", "ones", "empty"))
+KNOWN = SIZES + (SPACED if compat.torch_release() >= (2, 14) else ()) + TRAINED
 
 
 @law(
@@ -64,7 +65,7 @@ KNOWN = SIZES + (SPACED if compat.torch_release() >= (2, 14) else ())
     draw=draw_factory,
     draws=90,
     sweep=texts(*KNOWN),
-    sweeps=len(SIZES + SPACED),
+    sweeps=len(SIZES + SPACED + TRAINED),
     weight=0.5,
 )
 def factory(

@@ -85,7 +85,7 @@ def draw_module(draw: st.DrawFn, limits: Limits) -> Case:
     control="mesh=2x2 x=5x6:R,S(0) a=5 b=3:-:int64 fn=some hooks=both arguments=3",
     draw=draw_module,
     draws=60,
-    # a partly replicated model on a 2-D mesh, a model on a sub-mesh, and shared parameters
+    # a partly replicated model on a 2-D mesh, a model on a sub-mesh, shared parameters, and a model in another one
     sweep=texts(
         "mesh=2x2 x=128x5:R,S(0) a=128 b=3:-:int64 fn=some hooks=both arguments=3",
         "mesh=2x2 x=12x128:R,S(1) a=12 b=3:-:int64 fn=some hooks=both arguments=3",
@@ -94,8 +94,10 @@ def draw_module(draw: st.DrawFn, limits: Limits) -> Case:
         "mesh=2@0,2 x=16x10:R a=16 b=3:-:int64 fn=some hooks=none",
         "mesh=2 x=4x3:S(0) a=4 b=3:-:int64 fn=some hooks=none shared=1",
         "mesh=2x2 x=4x3:R,R a=4 b=3:-:int64 fn=none hooks=none shared=1",
+        "mesh=2 x=4x3:R a=4 b=3:-:int64 fn=none hooks=none deep=1",
+        "mesh=2 x=4x3:S(0) a=4 b=3:-:int64 fn=some hooks=both arguments=2 deep=1",
     ),
-    sweeps=7,
+    sweeps=9,
     needs=("broadcast", "scatter"),
     weight=0.6,
 )
@@ -110,15 +112,17 @@ def module(
     arguments: int = 3,
     frozen: bool = False,
     shared: bool = False,
+    deep: bool = False,
 ):
     """distribute_module keeps the parameters that partition_fn distributed, replicates all other parameters and buffers
     from the first rank, and installs the hooks."""
     model = Model(x, a, b, frozen=frozen, shared=shared)
+    whole = nn.Sequential(model) if deep else model
     visited, ran = [], []
 
     def partition(name, module, mesh_arg):
         visited.append((name, mesh_arg is mesh))
-        if name == "inner":
+        if module is model.inner:
             weight = distribute_tensor(module.weight.data, mesh, placements)
             module.register_parameter("weight", nn.Parameter(weight, requires_grad=not frozen))
 
@@ -139,13 +143,13 @@ def module(
         options = {name: without_module(hook) for name, hook in options.items()}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        result = distribute_module(model, mesh, partition if fn == "some" else None, **options)
-    out = model(torch.ones(2, device=x.device))
+        result = distribute_module(whole, mesh, partition if fn == "some" else None, **options)
+    out = whole(torch.ones(2, device=x.device))
     has_output_mark = isinstance(out, tuple) and out[0] == "out"
     has_dtensor_input = isinstance(out[1] if has_output_mark else out, DTensor)
     tensors = {"weight": model.inner.weight, "bias": model.inner.bias, "buffer": model.kept}
     return tensors | {
-        "result": result is model,
+        "result": result is whole,
         "partition_fn": visited,
         "warning": any(issubclass(warning.category, FutureWarning) for warning in warned),
         "parameters": [isinstance(x, nn.Parameter) and x.requires_grad for x in tensors.values()],
@@ -155,11 +159,11 @@ def module(
 
 
 @module.due
-def _(x: OwnValues, a: OwnValues, b: OwnValues, fn, hooks, arguments=3, frozen=False, shared=False):
+def _(x: OwnValues, a: OwnValues, b: OwnValues, fn, hooks, arguments=3, frozen=False, shared=False, deep=False):
     first = first_rank(x.mesh)
     ran = [hook for hook in ("input", "output") if hooks in (hook, "both")]
     effects = ["output" if "output" in ran else "", "input" if "input" in ran else ""]
-    modules = ["", "inner", *(["other"] if shared else [])]
+    modules = ["", *(["0"] if deep else []), "0.inner" if deep else "inner", *(["other"] if shared else [])]
     return {"weight": x.of(first), "bias": a.of(first), "buffer": b.of(first)} | {
         "result": Of(True),
         "partition_fn": [(name, True) for name in modules] if fn == "some" else [],

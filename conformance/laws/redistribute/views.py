@@ -287,6 +287,11 @@ def _(x: Global, to):
     return x.under(to)
 
 
+# sums of thirds, which bfloat16 rounds: each before they are added
+THIRDS = texts(
+    "mesh=2 x=5x6:P(sum) to=R dtype=bfloat16 divided=3",
+    "mesh=2 x=4x6:P(sum) to=S(0) dtype=bfloat16 divided=3",
+)
 CASTS = {"float32": ("float64", "bfloat16"), "float64": ("float32",), "bfloat16": ("float32",)}
 
 
@@ -301,19 +306,25 @@ def draw_cast(draw: st.DrawFn, limits: Limits) -> Case:
     source=f"{DOC} (forward_dtype)",
     control="mesh=2 x=5x6:S(0) to=R dtype=float64",
     draw=draw_cast,
-    sweep=draws.permuted_mesh_cases("S(0)", to="R", dtype="float64"),
-    sweeps=3,
+    sweep=lambda limits: draws.permuted_mesh_cases("S(0)", to="R", dtype="float64")(limits) + THIRDS(limits),
+    sweeps=5,
     draws=28,
     weight=0.4,
     tier="extended",
 )
-def forward_dtype(x: DTensor, to: Placements, dtype: torch.dtype):
-    """A redistribution with forward_dtype gives that of the tensor cast to this dtype."""
+def forward_dtype(x: DTensor, to: Placements, dtype: torch.dtype, divided: int = 1):
+    """A redistribution with forward_dtype gives that of the tensor cast to this dtype: what is pending is cast before
+    it is reduced."""
+    if divided > 1:
+        x = DTensor.from_local(x.to_local() / divided, x.device_mesh, x.placements, shape=x.shape, stride=x.stride())
     return x.redistribute(placements=to, forward_dtype=dtype)
 
 
 @forward_dtype.due
-def _(x: Global, to, dtype):
+def _(x: Global, to, dtype, divided):
     if "forward_dtype" not in inspect.signature(DTensor.redistribute).parameters:
         raise Meaningless("this version of torch has no forward_dtype")
+    if divided > 1:
+        first, second = ((x.local(rank) / divided).to(dtype) for rank in x.mesh.ranks)
+        return x.holding(first + second).under(to)
     return x.holding(x.full.to(dtype)).under(to)
