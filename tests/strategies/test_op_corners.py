@@ -11,7 +11,8 @@ from shardlaw.conformance.laws.op.backward import flatten, run_dense
 from shardlaw.conformance.laws.op.backward import to_case as gradient_case
 from shardlaw.conformance.laws.op.forward import to_case
 from shardlaw.conformance.laws.op.results import dense_operands
-from shardlaw.strategies.op_corners import FORWARD, corner_gradients, corner_samples
+from shardlaw.strategies.op_corners import FORWARD, corner_samples
+from shardlaw.strategies.op_gradient_corners import corner_gradients
 from shardlaw.strategies.op_gradients import Backward
 from shardlaw.strategies.op_programs import family_histories
 from shardlaw.strategies.ops import Sample

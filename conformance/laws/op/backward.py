@@ -29,7 +29,7 @@ from shardlaw.reference.layout import Layout
 from shardlaw.reference.notation import NotationError
 from shardlaw.reference.placement import format_placements, shard_dim
 from shardlaw.reference.tensors import dense
-from shardlaw.strategies.op_corners import corner_gradients
+from shardlaw.strategies.op_gradient_corners import corner_gradients
 from shardlaw.strategies.op_gradient_programs import enumerate_gradient_programs, gradient_programs
 from shardlaw.strategies.op_gradients import (
     DIFFERENTIABLE,
