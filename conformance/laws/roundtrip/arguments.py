@@ -47,6 +47,7 @@ CONVERTED = (
     'mesh=2x2 mesh.load=1 x=5x3:S(0),S(1) a=3:- state={"a.b":x,o:{0:{p:a,q:None}},t:(1,2)} to.x=S(0) to.a=-',
     "mesh=2@0,2 mesh.load=2 x=0x3:S(0) a=4:S(0):float64 threads=2 to.x=S(1) to.a=S(0)",
     "mesh=2 x=5x2:S(0) a=4:R state={x:x,a:a,n:1} nested=kept",
+    "mesh=2 x=5:S(0) a=3:R state={l:[x,1,a],t:[[a],2]}",
 )
 
 IDS = (

@@ -108,6 +108,7 @@ FAILED_SAVES = (
     f"{TWO} at=create_global_plan ranks=0 error=exit",
     "mesh=2 x=5:S(0) a=4:R at=resolve_data ranks=1 storage=fsspec",
     "mesh=2 x=5:S(0) a=4:R at=finish ranks=1 lead=1",
+    "mesh=2 x=5:S(0) a=3:S(0) at=resolve_data ranks=1 error=full",
 )
 FAILED_OVERWRITES = (
     *_for_each_method(("set_up_planner", "create_local_plan", "create_global_plan", *WRITER[1:4]), TWO, THREE),

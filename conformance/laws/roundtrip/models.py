@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Annotated, Any
 
@@ -157,7 +158,7 @@ def _(state: Contents, full: Contents, rank: Rank):
 )
 def model_part(state: Saved):
     """The state of a submodule has its tensors alone, those of its own submodules included, with or without the prefix
-    of their names in the model."""
+    of their names in the model, and is set for a submodule anywhere in a model."""
     model, parts = Model(state), []
     for whole, part, prefix in (
         (model, model.inner, True),
@@ -168,7 +169,18 @@ def model_part(state: Saved):
             warnings.simplefilter("ignore", FutureWarning)
             options = StateDictOptions(keep_submodule_prefixes=prefix)
             parts.append(get_model_state_dict(whole, submodules={part}, options=options))
-    return {"with the prefix": parts[0], "without": parts[1], "of nested modules": parts[2]}
+    outer = nn.Sequential(nn.Sequential(copy.deepcopy(model)))
+    part = outer[0][0].inner
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in part.state_dict().items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        set_model_state_dict(outer, {part: zeros}, options=StateDictOptions(strict=False))  # type: ignore[dict-item]
+    return {
+        "with the prefix": parts[0],
+        "without": parts[1],
+        "of nested modules": parts[2],
+        "set in a model": part.state_dict(),
+    }
 
 
 @model_part.due
@@ -179,6 +191,9 @@ def _(state: Contents):
         "with the prefix": inside,
         "without": {path.removeprefix(INNER): tensor for path, tensor in inside.items()},
         "of nested modules": nested,
+        "set in a model": {
+            path.removeprefix(INNER): tensor.holding(torch.zeros_like(tensor.full)) for path, tensor in inside.items()
+        },
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import threading
 from collections.abc import Callable, Iterable
@@ -85,6 +86,8 @@ class Spy:
             raise SystemExit(f"planted in {name}")
         if self.error == "wide":
             raise WideError(1, f"planted in {name}")
+        if self.error == "full":
+            raise OSError(errno.ENOSPC, f"planted in {name}")
         raise PlantedError(f"planted in {name}")
 
     def calls_to(self, name: str) -> list[Call]:
