@@ -123,7 +123,7 @@ def module(
     def partition(name, module, mesh_arg):
         visited.append((name, mesh_arg is mesh))
         if module is model.inner:
-            weight = distribute_tensor(module.weight.data, mesh, placements)
+            weight = distribute_tensor(model.inner.weight.data, mesh, placements)
             module.register_parameter("weight", nn.Parameter(weight, requires_grad=not frozen))
 
     def input_hook(module, inputs, mesh):

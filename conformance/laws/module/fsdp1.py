@@ -139,7 +139,7 @@ def fsdp1(
     optim, outs, norms = adam(parallel), [], []
     for x, grad in inputs:
         x = x.to(compute)
-        box = defaultdict(list, x=x) if given == "defaultdict" else [x] if given == "list" else x
+        box: Any = defaultdict(list, x=x) if given == "defaultdict" else [x] if given == "list" else x
         outs.append(parallel(box))
         noted += [] if given is None else [len(box)]
         outs[-1].backward(grad.to(compute))

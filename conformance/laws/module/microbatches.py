@@ -162,7 +162,7 @@ def learned(stages: Any) -> list[dict[str, Any]]:
     weight=0.2,
 )
 def pipelined(
-    model: Annotated[nn.Module, FromCase(read_stages, "schedule")],
+    model: Annotated[Any, FromCase(read_stages, "schedule")],
     mesh: NamedMesh,
     schedule: Schedule,
     chunks: int,
@@ -188,7 +188,10 @@ def pipelined(
     ]
     if schedule in ("gpipe", "1f1b"):
         (stages,) = stages
-    pipeline, outs, losses, steps = getattr(pipelining, names[schedule])(stages, chunks, mse_loss), [], [], []
+    pipeline = getattr(pipelining, names[schedule])(stages, chunks, mse_loss)
+    outs: list[Any] = []
+    losses: list[list[Any]] = []
+    steps: list[Any] = []
     for step in range(STEPS):
         x, target = batch(chunks, step, seed, mesh.device_type)
         model.zero_grad()

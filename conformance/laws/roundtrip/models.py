@@ -169,8 +169,8 @@ def model_part(state: Saved):
             warnings.simplefilter("ignore", FutureWarning)
             options = StateDictOptions(keep_submodule_prefixes=prefix)
             parts.append(get_model_state_dict(whole, submodules={part}, options=options))
-    outer = nn.Sequential(nn.Sequential(copy.deepcopy(model)))
-    part = outer[0][0].inner
+    deep = copy.deepcopy(model)
+    outer, part = nn.Sequential(nn.Sequential(deep)), deep.inner
     zeros = {name: torch.zeros_like(tensor) for name, tensor in part.state_dict().items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
