@@ -45,7 +45,8 @@ from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD
 from shardlaw.conformance.run.shares import SCALE, format_share
 from shardlaw.conformance.target.config import find_target
 from shardlaw.reference.placement import Partial, Shard
-from shardlaw.strategies.op_corners import corner_gradients, corner_samples
+from shardlaw.strategies.op_corners import corner_samples
+from shardlaw.strategies.op_gradient_corners import corner_gradients
 from shardlaw.strategies.op_programs import family_histories
 
 HERE = Path(__file__).parent

@@ -94,6 +94,7 @@ LINES: dict[str, dict[str, str]] = {
         "no-box": "a strided shard of which some rank's elements are no box",
         "strided-stacked": "two strided shards of one tensor dim",
         "strided-uneven": "a strided shard whose runs are not all of one length",
+        "strided-beside": "a strided shard of a tensor dim that another mesh dim shards too, before or after a redistribution",
         "strided-loose": "a strided shard that is uneven, or that is no part of an order of shards",
     },
     "placements given oddly": {

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.feature_lines import LINES
 from shardlaw.conformance.law.features.layout_features import (
+    is_strided_beside,
     mesh_features,
     operand_features,
     placement_features,
@@ -140,8 +141,11 @@ def _layout_features(case: Case, specs: dict[str, str]) -> Iterator[str]:
     load_mesh = case.get("mesh.load", mesh)
     for name, text in specs.items():
         yield from tensor_features(text, mesh)
-        for target in _targets(case, name):
+        targets = _targets(case, name)
+        for target in targets:
             yield from placement_features(parse_shape(text.partition(":")[0]), load_mesh, target)
+        if is_strided_beside([text.split(":")[1] if ":" in text else "-", *targets]):
+            yield "strided-beside"
 
 
 def _option_features(chapter: str, case: Case) -> Iterator[str]:

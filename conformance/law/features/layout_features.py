@@ -6,6 +6,7 @@ The functions return names of :data:`shardlaw.conformance.law.features.features.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache, lru_cache
 from math import prod
 
@@ -121,6 +122,16 @@ def _nesting_features(shape: Shape, mesh: Shape, placements: Placements) -> Iter
                 yield "strided-uneven"
             if uneven or placement.split_factor != prod(inner):
                 yield "strided-loose"
+
+
+def is_strided_beside(layouts: Iterable[str]) -> bool:
+    """Whether one of these layouts of a tensor has a strided shard of a dim that another mesh dim shards, in it or in another one."""
+    shards = set()
+    for text in layouts:
+        with suppress(NotationError):
+            shards |= {(shard_dim(placement), at, type(placement)) for at, placement in enumerate(parse_placements(text))}
+    strided = {(dim, at) for dim, at, kind in shards if kind is StridedShard}
+    return any(dim == other and at != beside for dim, at in strided for other, beside, _ in shards)
 
 
 def operand_features(texts: Iterable[str]) -> Iterator[str]:
