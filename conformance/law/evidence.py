@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from shardlaw.reference.notation import Shape
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,22 @@ class Evidence:
 
     def after(self, earlier: Iterable[Evidence]) -> Evidence:
         """With the functions that ran in earlier stages of the case, ahead of its own: what a save does wrongly a load may show."""
-        visited: dict[str, frozenset[int]] = {}
-        callers: dict[str, frozenset[str]] = {}
-        for each in (stages := (*earlier, self)):
-            for place, lines in each.visited.items():
-                visited[place] = visited.get(place, frozenset()) | lines
-            for place, by in each.callers.items():
-                callers[place] = callers.get(place, frozenset()) | by
-        return replace(self, visited=visited, callers=callers, answered=frozenset().union(*(each.answered for each in stages)))
+        stages = [*earlier, self]
+        return replace(
+            self,
+            visited=merge(each.visited for each in stages),
+            callers=merge(each.callers for each in stages),
+            answered=frozenset[str]().union(*(each.answered for each in stages)),
+        )
+
+
+def merge(parts: Iterable[Mapping[str, frozenset[T]]]) -> dict[str, frozenset[T]]:
+    """The union of the sets that ``parts`` have for each place, places in the order in which they first occur."""
+    found: dict[str, frozenset[T]] = {}
+    for part in parts:
+        for place, its in part.items():
+            found[place] = found.get(place, frozenset()) | its
+    return found
 
 
 def pack(evidence: Evidence) -> bytes:

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from shardlaw.conformance.compat import trace as torch_trace
-from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor, traced_tensors
+from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor, merge, traced_tensors
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Verdict
 from shardlaw.conformance.run.deviating_step import first_contradicting_step, first_deviating_step
@@ -380,8 +380,4 @@ class LineCoverage:
 
 
 def _merge_visited(answers: Iterable[Answer]) -> dict[str, frozenset[int]]:
-    found: dict[str, frozenset[int]] = {}
-    for answer in answers:
-        for place, lines in answer.evidence.visited.items() if answer.evidence is not None else ():
-            found[place] = found.get(place, frozenset()) | lines
-    return found
+    return merge(answer.evidence.visited for answer in answers if answer.evidence is not None)

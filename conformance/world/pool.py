@@ -256,6 +256,7 @@ class Pool:
                 verdict = Verdict(job.case, "deviates", "divergence", "collectives", mismatch, "", answers, verdict.features)
         if job.traced:
             verdict = replace(verdict, ranks=job.with_earlier(verdict.ranks or answers))
+            job.earlier.extend(answer.evidence for answer in answers if answer.evidence is not None)
         if verdict.status == "deviates":
             verdict = replace(verdict, history=tuple(world.served))
         if verdict.status != "rejected":  # a rejected case changes nothing in its ranks

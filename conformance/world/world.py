@@ -33,7 +33,7 @@ class Job:
 
     ``answers``, ``collectives`` (counts by group) and ``so_far`` (answers that were not final) are what ranks have sent in the current
     ``stage``. ``losses`` counts worlds that ended before it. ``lane`` is which of the parallel worlds runs it. ``earlier`` is what ranks
-    recorded in the stages before, where the case is traced.
+    recorded in the stages before, where the case is traced; copies for one stage share it.
     """
 
     law: Law
@@ -63,10 +63,8 @@ class Job:
         return replace(self, stage=stage, last=stage, answers={}, collectives={}, so_far={})
 
     def with_earlier(self, answers: Iterable[Answer]) -> tuple[Answer, ...]:
-        """Answers of the current stage with what ranks recorded in the stages before; what these recorded is kept for the next stage."""
-        recorded = {answer.rank: answer.evidence.after(self.earlier) for answer in answers if answer.evidence is not None}
-        self.earlier += recorded.values()
-        return tuple(replace(answer, evidence=recorded.get(answer.rank)) for answer in answers)
+        """Answers of the current stage with what ranks recorded in the stages before."""
+        return tuple(replace(answer, evidence=answer.evidence and answer.evidence.after(self.earlier)) for answer in answers)
 
     def clear_answers(self) -> None:
         """Drop what ranks have sent: the case will run again."""

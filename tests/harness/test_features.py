@@ -27,6 +27,8 @@ READ: list[tuple[str, str]] = [
     ("redistribute.local mesh=2x2 x=8:_S(0,2),_S(0,2) to=_S(0,2),S(0)",
      "mesh-2d nested no-box strided strided-beside strided-loose strided-stacked world:4"),
     ("redistribute.local mesh=2x2 x=16:R,_S(0,2) to=R,S(0)", "mesh-2d no-box strided strided-loose world:4"),
+    ("redistribute.local mesh=2x2 x=16:R,_S(0,2) to=S(-1),R",
+     "mesh-2d negative-shard no-box strided strided-beside strided-loose world:4"),
     ("redistribute.local mesh=2x2 x=16:R,_S(0,2) to=S(0),R", "mesh-2d no-box strided strided-beside strided-loose world:4"),
     ("redistribute.local mesh=2x2 x=4:P(sum),P(avg):float64 to=R,R",
      "dtype:float64 mesh-2d partial-mixed partial-twice partial:avg partial:sum world:4"),

@@ -141,10 +141,10 @@ def _layout_features(case: Case, specs: dict[str, str]) -> Iterator[str]:
     load_mesh = case.get("mesh.load", mesh)
     for name, text in specs.items():
         yield from tensor_features(text, mesh)
-        targets = _targets(case, name)
+        shape, targets = parse_shape(text.partition(":")[0]), _targets(case, name)
         for target in targets:
-            yield from placement_features(parse_shape(text.partition(":")[0]), load_mesh, target)
-        if is_strided_beside([text.split(":")[1] if ":" in text else "-", *targets]):
+            yield from placement_features(shape, load_mesh, target)
+        if is_strided_beside(len(shape), [*text.split(":")[1:2], *(targets if load_mesh == mesh else [])]):
             yield "strided-beside"
 
 

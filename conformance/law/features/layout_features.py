@@ -124,14 +124,19 @@ def _nesting_features(shape: Shape, mesh: Shape, placements: Placements) -> Iter
                 yield "strided-loose"
 
 
-def is_strided_beside(layouts: Iterable[str]) -> bool:
-    """Whether one of these layouts of a tensor has a strided shard of a dim that another mesh dim shards, in it or in another one."""
-    shards = set()
+def is_strided_beside(dims: int, layouts: Iterable[str]) -> bool:
+    """Whether one of these layouts on a mesh has a strided shard of a dim that another mesh dim shards, in it or in another one; of a
+    tensor of so many dims."""
+    shards: set[tuple[int, int]] = set()  # tensor dim and mesh dim
+    strided: set[tuple[int, int]] = set()
     for text in layouts:
         with suppress(NotationError):
-            shards |= {(shard_dim(placement), at, type(placement)) for at, placement in enumerate(parse_placements(text))}
-    strided = {(dim, at) for dim, at, kind in shards if kind is StridedShard}
-    return any(dim == other and at != beside for dim, at in strided for other, beside, _ in shards)
+            for at, placement in enumerate(parse_placements(text)):
+                if (dim := shard_dim(placement)) is not None:
+                    shards.add((dim % max(dims, 1), at))
+                    if isinstance(placement, StridedShard):
+                        strided.add((dim % max(dims, 1), at))
+    return any(dim == other and at != beside for dim, at in strided for other, beside in shards)
 
 
 def operand_features(texts: Iterable[str]) -> Iterator[str]:

@@ -163,7 +163,8 @@ def _(x: OwnValues, a: OwnValues, b: OwnValues, fn, hooks, arguments=3, frozen=F
     first = first_rank(x.mesh)
     ran = [hook for hook in ("input", "output") if hooks in (hook, "both")]
     effects = ["output" if "output" in ran else "", "input" if "input" in ran else ""]
-    modules = ["", *(["0"] if deep else []), "0.inner" if deep else "inner", *(["other"] if shared else [])]
+    inside = ["inner", *(["other"] if shared else [])]
+    modules = ["", "0", *(f"0.{name}" for name in inside)] if deep else ["", *inside]
     return {"weight": x.of(first), "bias": a.of(first), "buffer": b.of(first)} | {
         "result": Of(True),
         "partition_fn": [(name, True) for name in modules] if fn == "some" else [],

@@ -325,6 +325,8 @@ def _(x: Global, to, dtype, divided):
     if "forward_dtype" not in inspect.signature(DTensor.redistribute).parameters:
         raise Meaningless("this version of torch has no forward_dtype")
     if divided > 1:
+        if len(x.mesh.ranks) != 2 or x.placements != (Partial("sum"),):
+            raise Meaningless("what is divided is a pending sum of two ranks: that of more depends on the order")
         first, second = ((x.local(rank) / divided).to(dtype) for rank in x.mesh.ranks)
         return x.holding(first + second).under(to)
     return x.holding(x.full.to(dtype)).under(to)
