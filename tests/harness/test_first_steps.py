@@ -14,7 +14,6 @@ from shardlaw.conformance.commands import cli
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[2]
-HELP_SECONDS = 0.6  # of the CPU: twice what is meant, for machines that are busy
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -50,13 +49,13 @@ def test_no_arguments_say_where_to_begin(capsys: pytest.CaptureFixture[str]) -> 
     assert "Usage: shardlaw" in out
 
 
-def test_help_takes_little_time() -> None:
+def test_loading_the_laws_loads_no_compiler() -> None:
     code = (
-        "import os, sys; from shardlaw.conformance.commands.cli import main; main(['--help']); "
-        "used = os.times(); print(used.user + used.system, file=sys.stderr)"
+        "import sys; from shardlaw.conformance import compat; from shardlaw.conformance.laws import catalogue; "
+        "catalogue(); loaded = {*compat.LAZY_MODULES} & set(sys.modules); assert not loaded, loaded"
     )
-    done = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
-    assert min(float(one.stderr) for one in done) < HELP_SECONDS
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 FIRST_LINE = """

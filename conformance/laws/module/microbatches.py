@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, get_args
 import torch
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed import pipelining
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import mse_loss
 
@@ -171,6 +170,8 @@ def pipelined(
 ):
     """Stages that are trained in a pipeline have the outputs and losses of the whole model on each microbatch, the mean
     of their gradients, and buffers that have seen each microbatch once, in whichever order the stages run."""
+    from torch.distributed import pipelining
+
     names = {
         "gpipe": "ScheduleGPipe",
         "1f1b": "Schedule1F1B",

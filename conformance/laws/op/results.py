@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -45,6 +46,7 @@ def strides(value):
     return [strides(part) for part in value] if isinstance(value, (list, tuple)) else None
 
 
+@cache  # hundreds of laws have the same due function
 def result_due(*, exact: bool) -> Callable[..., Any]:
     """The due function of :func:`result`; ``exact``: bit by bit, if dtypes and mesh allow it."""
 
