@@ -5,9 +5,10 @@ tensors, a redistribution must change no element. The place is what decided that
 the redistribution. A function called by the rule comes before the rule if it ran lines that no holding case ran, and right after it if the
 rule returned its result, or if few rules share it.
 
-If no step deviates, but the operands of one contradict their placements, what ran before that step comes first. Else it is the files that
-the law's chapter is about: comparisons, functions that ran lines that no holding case ran (before them, what they called there), and the
-others, those first that ran the rarest lines. What should have been refused is put down to what can refuse.
+If no step deviates, but the operands of one contradict their placements, what ran before that step comes first; where only the metadata
+of an op's result are wrong, what finds them. Else it is the files that the law's chapter is about: comparisons, functions that ran lines
+that no holding case ran (before them, what they called there), and the others, those first that ran the rarest lines. What should have
+been refused is put down to what can refuse.
 """
 
 from __future__ import annotations
@@ -121,6 +122,8 @@ def _candidate_places(verdict: Verdict, first: Answer, evidence: Evidence, lines
         made = [place for place in contradicting.since if not torch_trace.is_generic(place)]
         yield from lines.by_rarity(filter(torch_trace.is_backward, made))  # ran after what ran forward
         yield from lines.by_rarity(made)
+    elif verdict.kind == "wrong-metadata" and torch_trace.is_about_ops(law) and not _repeats_op(evidence):
+        yield from filter(torch_trace.finds_metadata, evidence.visited)  # values and shapes are right: no rule gives strides
     yield from _places_at_home(verdict, home, evidence, lines)
     yield from _places_anywhere(law, home, evidence, lines)
 
@@ -273,6 +276,12 @@ def _places_of_step(step: Step, evidence: Evidence, lines: LineCoverage) -> Iter
     yield step.rule
     yield from _delegates(evidence, step.rule, below)
     yield from (place for place in below if 1 < count_calls(place) <= FEW_CALLS and torch_trace.is_candidate(place))
+
+
+def _repeats_op(evidence: Evidence) -> bool:
+    """Whether an op was called twice: the second call may have had the plan of the first."""
+    names = [step.name for step in evidence.steps if step.kind == "op"]
+    return len(names) != len(set(names))
 
 
 def _layouts(step: Step) -> list[tuple[object, ...]]:

@@ -121,6 +121,14 @@ def test_of_an_op_that_was_right_before_the_rule_comes_first_whatever_it_called(
     assert find_places(verdict(*answers), [])[:2] == ([RULE, helper] if again else [helper, RULE])
 
 
+@pytest.mark.parametrize(("kind", "calls"), [("wrong-metadata", 1), ("wrong-metadata", 2), ("wrong-layout", 1)])
+def test_where_only_metadata_are_wrong_what_finds_them_comes_first_unless_the_op_was_planned_before(kind: str, calls: int) -> None:
+    finds = "ShardingPropagator._propagate_tensor_meta_non_cached, torch/distributed/tensor/_sharding_prop.py:520"
+    steps = ranks(*[right()] * calls).items()
+    answers = (Answer(rank, "deviates", evidence=heard(its, dict.fromkeys((finds, RULE), frozenset({1})))) for rank, its in steps)
+    assert find_places(verdict(*answers, kind=kind), [])[0] == (finds if (kind, calls) == ("wrong-metadata", 1) else RULE)
+
+
 def test_what_a_rule_returns_as_its_own_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "torch/distributed/tensor/_ops/_tail_ops.py"
     file.parent.mkdir(parents=True)
