@@ -32,13 +32,13 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.rank.spmd import CALL, PLANTED, Function, call_folder, read_results
+from shardlaw.conformance.run.request import MAX_LOCAL_RANKS
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.verdict import Answer, Verdict
     from shardlaw.conformance.world import Pool
 
 DEFAULT_RANKS = 2
-MAX_RANKS = 64
 HOME = os.path.dirname(os.path.abspath(__file__))
 INTERNAL_FRAMES = (f"{HOME}/world/", f"{HOME}/rank/spmd.py", 'File "<string>"')
 
@@ -272,7 +272,7 @@ def close() -> None:
 
 def explain(verdict: Verdict, target: Target | None = None) -> str:
     """Format a verdict: what is wrong, then for every rank its answer, stack, and last lines of output."""
-    lines = [f"{verdict.kind or verdict.status}{f' ({verdict.check})' if verdict.check else ''}: {verdict.message}"]
+    lines = [f"{verdict.word}{f' ({verdict.check})' if verdict.check else ''}: {verdict.message}"]
     lines += [f"  {verdict.case.text}" + (f"  on target {target.name}" if target else "")]
     for answer in verdict.ranks:
         lines += _answer_lines(answer)
@@ -353,8 +353,8 @@ def parse_marker(args: Sequence[object], options: Mapping[str, Any]) -> tuple[in
 
 
 def _check_size(size: int) -> int:
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_RANKS:
-        raise UsageError(f"a world of {size!r} ranks: want a whole number from 1 to {MAX_RANKS}")
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_LOCAL_RANKS:
+        raise UsageError(f"a world of {size!r} ranks: want a whole number from 1 to {MAX_LOCAL_RANKS}")
     return size
 
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardlaw.conformance.errors import UsageError
+from shardlaw.conformance.run.request import MAX_LOCAL_RANKS
 from shardlaw.conformance.world import signals
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
     # what Hypothesis remembers of installed modules; else a folder .hypothesis appears where the command is called
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", os.path.join(cache, "shardlaw", "hypothesis"))
+    if launch is None and request.world_size > MAX_LOCAL_RANKS:
+        raise UsageError(f"--world-size {request.world_size}: want at most {MAX_LOCAL_RANKS} ranks on one machine; torchrun starts more")
     target = find_target(request.target, request.storage, request.timeout, ranks_here or request.world_size)
     request, before = _continue_earlier(request)
     listener = Reporter(request.report, before)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.errors import UsageError, one_of
 from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.run.request import MAX_LOCAL_RANKS
 from shardlaw.reference.layout import LayoutError
 from shardlaw.reference.mesh import Mesh, MeshError
 from shardlaw.reference.notation import NotationError
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.act import Act
     from shardlaw.conformance.law.law import Law
 
-MAX_RANKS = 64
 MAX_ELEMENTS = 2**26  # of one tensor; every rank builds the global tensor
 INVALID_CASE_ERRORS = frozenset({"NotationError", "LayoutError", "MeshError"})
 
@@ -47,8 +47,8 @@ def check_case(law: Law, case: Case) -> None:
                 _check_field(case, name, text)
             except NotationError as error:
                 raise UsageError(f"case {case.text!r}: field {name!r}: {error}") from None
-        if not 1 <= case.world <= MAX_RANKS:
-            raise UsageError(f"case {case.text!r} wants {case.world} ranks: want 1 to {MAX_RANKS}")
+        if not 1 <= case.world <= MAX_LOCAL_RANKS:
+            raise UsageError(f"case {case.text!r} wants {case.world} ranks: want 1 to {MAX_LOCAL_RANKS}")
         _ = case.seed
         check_case(law, case)
         for stage, act in enumerate(law.acts):

@@ -13,6 +13,7 @@ PROFILES = ("smoke", "ci", "nightly")
 DEFAULT_REPORT = Path("shardlaw-report")
 DEFAULT_WORLD, LARGER_WORLD = 4, 8  # ranks: of most cases, and of a few unless --world-size is given
 MAX_RANKS = 4096
+MAX_LOCAL_RANKS = 64  # of a world on one machine
 MAX_WORLDS = 64
 MAX_CASE_SECONDS = 86_400.0  # seconds
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

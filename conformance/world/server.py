@@ -21,6 +21,7 @@ from shardlaw.conformance.world import protocol
 from shardlaw.conformance.world.garbage import collect_rarely
 from shardlaw.conformance.world.parent_death import die_with_parent, exit_with_driver
 
+MAX_DESCRIPTORS = 64  # in one message: a stream for each rank of the largest world of a machine
 MAX_OUTPUT_BYTES = 1 << 20
 TRIMMED_BYTES = 1 << 14
 POLL_SECONDS = 0.1
@@ -71,7 +72,7 @@ class Server:
             wait = FLOOD_POLL_SECONDS if self._trim_outputs() else POLL_SECONDS
 
     def _handle_messages(self) -> None:
-        data, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 64)
+        data, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, MAX_DESCRIPTORS)
         if not data:
             self.shut_down()
         self._descriptors += descriptors
