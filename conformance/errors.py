@@ -65,5 +65,5 @@ def explain_parser_error(error: Any) -> str:
     message = error.format_message().replace("Value error, ", "")
     message = re.sub("Input should be a valid (integer|number), .*", lambda found: f"want a {NUMBERS[found[1]]}", message)
     context = getattr(error, "ctx", None)
-    lacks_hint = message.startswith(("No such", "Got unexpected")) and not re.search("Did you mean|Possible options", message)
+    lacks_hint = message.startswith(("No such", "Got unexpected", "Missing")) and not re.search("Did you mean|Possible options", message)
     return f"{message.rstrip('.')}; see {context.command_path} --help" if context and lacks_hint else message

@@ -86,7 +86,7 @@ def _field_lines(law: Law) -> list[str]:
             ([name for name in names if name not in (*beside, "*")], wants),
             (["a, b, ... (its tensors)"] * ("*" in names), TensorField.takes),
             (meshes, MeshField.takes),
-            ([name for name in beside if name not in (*meshes, "*")], f"read with {field}"),
+            ([name for name in beside if name not in (*meshes, "*")], f"belong to {field}; the cases.txt of a run shows their values"),
         ):
             lines += [f"{', '.join(part)}: {text}"] if part else []
     return [

@@ -34,6 +34,8 @@ ROOT = Path(__file__).parents[2]
         (["run", "--shard", "3/2"], "--shard 3/2"),
         (["run", "--world-size", "0"], "--world-size 0"),
         (["run", "--world-size", "99999999999999999999"], "want 1 to 4096 ranks"),
+        (["run", "--world-size", "65"], "want at most 64 ranks on one machine; torchrun starts more"),
+        (["show", "5x6"], "Missing option '--mesh'; see shardlaw show --help"),
         (["run", "-n", "100000"], "-n 100000: want 1 to 64 worlds"),
         (["run", "--timeout", "-1"], "--timeout -1"),
         (["run", "--timeout", "1e300"], "at most 86400"),
@@ -124,7 +126,7 @@ def test_the_catalogue_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None
     assert "\n    fields: mesh: a mesh " in out
     assert cli.main(["laws", "redistribute.on-view"]) == 0
     described = capsys.readouterr().out
-    assert re.search(r"fields: x: a tensor .*\n +mesh: a mesh .*\n +slice, flatten, of: read with x\n +to: placements", described)
+    assert re.search(r"fields: x: a tensor .*\n +mesh: a mesh .*\n +slice, flatten, of: belong to x\n +to: placements", described)
     assert cli.main(["laws", "--features", "dtype:int*"]) == 0
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]} == {f"dtype:int{size}" for size in (64, 32, 16, 8)}
     assert cli.main(["repro", "redistribute.local"]) == 0
