@@ -79,9 +79,6 @@ def usage_errors() -> Iterator[None]:
         raise pytest.UsageError(f"shardlaw: {error}") from None
 
 
-# Fixtures
-
-
 @pytest.fixture(scope="session")
 def world(request: pytest.FixtureRequest) -> Iterator[Worlds]:
     """Live ranks of the target, started on first use, for the whole session.
@@ -148,9 +145,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail(f"@pytest.mark.shardlaw: {wrong}", pytrace=False)
     if reason:
         pytest.skip(reason)
-
-
-# Laws as items
 
 
 def law_files() -> dict[Path, str]:

@@ -52,23 +52,25 @@ def examine(name: str, storage: str | None = None) -> int:
         print(f"ok  {count_devices(target)} devices seen, {needed} needed for {RANKS} ranks")
     began = time.monotonic()
     with _start_pool(target) as pool:
-        verdict, seconds = probe(pool, "all_reduce")
-        if verdict.status != "held":
-            raise UsageError(f"target {target.name}: all_reduce over {RANKS} ranks failed: {describe_verdict(verdict)}")
+        _time_probe(pool, "all_reduce", f"target {target.name}: all_reduce over {RANKS} ranks failed")
         print(f"ok  backend {target.backend} loads, {RANKS} ranks start and reduce: {time.monotonic() - began:.1f} s")
-        verdict, seconds = probe(pool, "all_reduce")
-        if verdict.status != "held":
-            raise UsageError(f"target {target.name}: a second all_reduce failed: {describe_verdict(verdict)}")
+        seconds = _time_probe(pool, "all_reduce", f"target {target.name}: a second all_reduce failed")
         print(f"ok  all_reduce in a warm world: {seconds * 1000:.0f} ms")
         if storage is not None or target.writer:
-            verdict, seconds = probe(pool, "checkpoint")
-            if verdict.status != "held":
-                raise UsageError(f"storage {target.storage}: a checkpoint of one tensor failed: {describe_verdict(verdict)}")
+            seconds = _time_probe(pool, "checkpoint", f"storage {target.storage}: a checkpoint of one tensor failed")
             print(f"ok  storage {target.storage}: a checkpoint is saved and loaded in {seconds:.1f} s")
     missing = why_unavailable()
     print(f"--  every rank plans every op: {missing}" if missing else "ok  ranks of a smoke or ci run plan an op once and share the plan")
     print(f"target {target.name} can be validated here")
     return 0
+
+
+def _time_probe(pool: Pool, name: str, failed: str) -> float:
+    """The seconds that a capability takes. Raises :class:`UsageError`, whose message begins with ``failed``, where it does not work."""
+    verdict, seconds = probe(pool, name)
+    if verdict.status != "held":
+        raise UsageError(f"{failed}: {describe_verdict(verdict)}")
+    return seconds
 
 
 def list_targets(to_probe: bool) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +31,7 @@ from shardlaw.conformance.report.run_report import (
 from shardlaw.conformance.report.sums import sum_totals
 from shardlaw.conformance.report.writer import check_folder, clear_report, write_report
 from shardlaw.conformance.run.expectations import Expectations
-from shardlaw.conformance.run.finding_file import is_finding_id, write_text
+from shardlaw.conformance.run.finding_file import read_finding_texts, write_text
 
 # counts of a law that are equal in all shards: each shard enumerates all cases
 EQUAL_IN_SHARDS = ("swept", "combinations")
@@ -39,7 +39,7 @@ EQUAL_IN_SHARDS = ("swept", "combinations")
 
 @dataclass(frozen=True)
 class Shard:
-    """The report of one shard, the files of its findings by name, and the lines of its ``cases.txt``."""
+    """The report of one shard, the files of its findings by path, and the lines of its ``cases.txt``."""
 
     path: Path
     report: RunReport
@@ -56,17 +56,8 @@ class Shard:
         part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", report.shard, re.ASCII)
         if part is None or int(part[1]) > int(part[2]):
             raise UsageError(f"{path}: its shard is {report.shard!r}: want the reports of single shards, such as 2/4")
-        return cls(path, report, int(part[1]), int(part[2]), dict(_read_finding_files(folder, report)), read_case_lines(folder))
-
-
-def _read_finding_files(folder: Path, report: RunReport) -> Iterator[tuple[str, str]]:
-    for found in report.findings:
-        if is_finding_id(found.id):
-            for name in (f"{found.id}.json", f"{found.id}.py"):
-                try:
-                    yield name, (folder / "findings" / name).read_text("utf-8")
-                except (OSError, UnicodeDecodeError):
-                    continue
+        files = read_finding_texts(folder, (found.id for found in report.findings))
+        return cls(path, report, int(part[1]), int(part[2]), files, read_case_lines(folder))
 
 
 def merge(paths: Sequence[Path], output: Path) -> int:
@@ -225,9 +216,9 @@ def _merge_findings(shards: Sequence[Shard], laws: Sequence[str]) -> tuple[list[
     files = {}
     for shard, found in first_met.values():
         for suffix in ("json", "py"):
-            name = f"{found.id}.{suffix}"
+            name = f"findings/{found.id}.{suffix}"
             if name in shard.files:
-                files[f"findings/{name}"] = shard.files[name]
+                files[name] = shard.files[name]
     return [_drop_missing_script(found, files) for _, found in first_met.values()], files
 
 

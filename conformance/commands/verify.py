@@ -313,10 +313,10 @@ def _rerun_cases(folder: Path, report: RunReport, claimed: Certificate, rerun: i
                 law = find(case.law)
                 (verdict,) = pool.check(law, [case])
                 want = word.split()[-1]
-                if (verdict.kind or verdict.status) != want:
+                if verdict.word != want:
                     verdict = pool.check_fresh(law, case)
-                if (verdict.kind or verdict.status) != want:
-                    found.append(f"{case.text}: {word} in the submission, {verdict.kind or verdict.status} here")
+                if verdict.word != want:
+                    found.append(f"{case.text}: {word} in the submission, {verdict.word} here")
             here = query_loaded(pool, target)
     except WorldError as error:
         raise UsageError(f"target {target.name} cannot start: {error}") from None

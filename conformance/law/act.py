@@ -93,14 +93,7 @@ class Act:
         return self.due(**given)
 
 
-def law(
-    id: str,
-    *,
-    source: str,
-    control: str,
-    clause: str = "",
-    **record: Any,
-) -> Callable[[Callable[..., Any]], Law]:
+def law(id: str, *, source: str, control: str, clause: str = "", **record: Any) -> Callable[[Callable[..., Any]], Law]:
     """Decorate the first act of a law. ``record``: the other fields of :class:`~shardlaw.conformance.law.law.Law`.
 
     ``control`` is the text of a case without the law's id. ``draw``, ``sweep`` and ``narrow`` may return cases of any law, such as those of

@@ -112,7 +112,7 @@ def pack(evidence: Evidence) -> bytes:
 
 
 def unpack(data: bytes) -> Evidence:
-    """The inverse of :func:`packed`."""
+    """The inverse of :func:`pack`."""
     steps, visited, callers, answered, raised = torch.load(io.BytesIO(data), weights_only=True)
     return Evidence(
         tuple(Step(**dict(zip(_FIELDS, map(_from_plain, step), strict=True))) for step in steps),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.target import DTYPES
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -26,8 +27,6 @@ CHAPTERS = ("mesh", "layout", "collective", "redistribute", "op", "gradient", "r
 Tier = Literal["core", "extended", "advisory"]
 Refusal = Literal["never", "allowed", "lost"] | Callable[[Case, str], bool]
 Profile = Literal["smoke", "ci", "nightly"]
-
-
 # in these chapters one drawn case in five may need a world of up to ``Limits.larger`` ranks
 LARGER_WORLD_CHAPTERS = frozenset({"redistribute", "gradient", "op", "module", "roundtrip"})
 
@@ -38,7 +37,7 @@ class Limits:
     :data:`LARGER_WORLD_CHAPTERS` may need that many ranks."""
 
     world_size: int = 4
-    dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "int64", "int32", "uint8", "bool")
+    dtypes: tuple[str, ...] = DTYPES
     cannot: frozenset[str] = frozenset()
     larger: int = 0
 

@@ -27,8 +27,6 @@ from shardlaw.conformance.law.literal import literal
 
 PACKAGE = "shardlaw"
 COMPAT = compat.__name__
-
-
 KEPT_DECORATORS = {"staticmethod", "classmethod", "property", "contextmanager", "cache", "no_grad", "override", "wraps"}
 
 

@@ -26,6 +26,7 @@ CAPABILITIES = (
     "subgroups",
 )
 
+DTYPES = ("float32", "float64", "bfloat16", "int64", "int32", "uint8", "bool")  # of a target that names none
 BACK_END = "the back end "  # with its name: the place of a finding in a back end that is not torch's
 BACKENDS = ("gloo", "nccl", "rccl", "xccl", "ucc", "mpi")  # those of torch
 
@@ -57,7 +58,7 @@ class Target:
     setup: str = ""
     env: tuple[tuple[str, str], ...] = ()
     cannot: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "int64", "int32", "uint8", "bool")
+    dtypes: tuple[str, ...] = DTYPES
     timeout: float = 10.0
     startup_timeout: float = 60.0
     storage: str = "filesystem"

@@ -61,8 +61,6 @@ class RankContext:
         self._deposits: list[Deposit] = []
         self._features: set[str] = set()
 
-    # Inputs of a law
-
     def mesh(self, mesh: Mesh, *, fresh: bool = False, names: tuple[str, ...] | None = None) -> DeviceMesh:
         """The live mesh, with dims of these ``names``. It is cached by the world, or created again if ``fresh``; all ranks of the world
         must ask for it."""
@@ -132,8 +130,6 @@ class RankContext:
         return DTensor.from_local(
             local, mesh or self.mesh(layout.mesh), self.placements(layout.placements), run_check=False, shape=full.shape, stride=contiguous
         )
-
-    # Results of a law
 
     def deviates(self, kind: Kind, check: str, message: str, expected: object = "", got: object = "") -> None:
         """Record a deviation."""
@@ -247,18 +243,17 @@ class RankContext:
     def refused(
         self, attempt: Callable[[], object], check: str, message: str, *, errors: tuple[type[BaseException], ...] = (Exception,)
     ) -> bool:
-        """Whether ``attempt()`` raises one of ``errors``; records ``wrong-error`` if it does not."""
+        """Whether ``attempt()`` raises one of ``errors`` with a text; records ``wrong-error`` if it does not."""
+        from shardlaw.conformance.law.due import Refused
+
+        classes: tuple[type[BaseException], ...] = (Exception, *errors)
         try:
             got = attempt()
-        except errors as error:
-            text = str(error)
-            return self.require(bool(text.strip()), "wrong-error", check, f"{message}: refused by {type(error).__name__} without a word")
-        except Exception as error:
-            names = " or ".join(kind.__name__ for kind in errors)
-            return self.require(
-                False, "wrong-error", check, f"{message}: must be refused by {names}, raised {type(error).__name__}: {error}"
-            )
-        return self.require(False, "wrong-error", check, f"{message}: must be refused, was accepted", "an error", repr(got)[:200])
+        except classes as error:
+            got = error
+        recorded = len(self._deviations)
+        Refused(errors).compare(self, check, got, message)
+        return len(self._deviations) == recorded
 
     def is_near(self, got: Any, want: Any) -> bool:
         """Whether two numbers, or lists of numbers, agree within rounding."""

@@ -130,9 +130,6 @@ def _load_file(name: str, file: str) -> ModuleType:
     return module
 
 
-# Arguments and results
-
-
 def pack(value: object) -> bytes:
     """Pickle a value, tensors included. Raises ``TypeError`` for what cannot leave its process, such as a DTensor."""
     import torch
@@ -179,9 +176,6 @@ def read_results(folder: Path, world: int) -> dict[int, Any]:
     """The results of a call, by rank, of those ranks that have returned."""
     paths = {rank: folder / f"returned-{rank}" for rank in range(world)}
     return {rank: unpack(path.read_bytes()) for rank, path in paths.items() if path.is_file()}
-
-
-# In a rank
 
 
 def run_call(case: Case, here: RankContext) -> None:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from shardlaw.conformance.law.target import Target
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 
@@ -47,17 +46,6 @@ STORAGES = {
         files=True,
     )
 }
-
-
-@dataclass(frozen=True)
-class Extent:
-    """The location of one stored item: bytes ``[start, end)`` of ``file``, which is ``size`` bytes long."""
-
-    name: str
-    file: str
-    start: int
-    end: int
-    size: int
 
 
 def target_storage(target: Target) -> Storage:
@@ -112,19 +100,6 @@ def _instantiate(class_name: str, location: str | os.PathLike[str], options: Map
 @cache
 def _parameters(class_name: str) -> frozenset[str]:
     return frozenset(inspect.signature(pkgutil.resolve_name(class_name)).parameters)
-
-
-def list_extents(target: Target, folder: str | os.PathLike[str], metadata: Metadata) -> list[Extent] | None:
-    """The extent of every stored item of a checkpoint, or ``None`` for a storage without files."""
-    if not target_storage(target).files:
-        return None
-    found = []
-    for index, info in (metadata.storage_data or {}).items():
-        path = Path(folder) / info.relative_path
-        size = path.stat().st_size if path.exists() else 0
-        name = f"{index.fqn}@{'-' if index.offset is None else ','.join(map(str, index.offset))}"
-        found.append(Extent(name, info.relative_path, info.offset, info.offset + info.length, size))
-    return found
 
 
 def script_replacements(target: Target) -> dict[str, str]:

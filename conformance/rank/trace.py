@@ -82,8 +82,6 @@ class Tracer:
             self._raised,
         )
 
-    # Functions and lines
-
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         place = self._place(frame.f_code)
         if not place or self._is_paused:
@@ -196,8 +194,6 @@ class Tracer:
     def _add_line(self, step: str) -> None:
         if len(self.steps) < MOST_STEPS and self.steps[-1:] != [step]:
             self.steps.append(step)
-
-    # Ops
 
     def _dispatch_mode(self) -> Any:
         tracer = self
@@ -313,9 +309,6 @@ def _is_severed(args: tuple[Any, ...], gave: Any) -> bool:
     if not (_has_own_memory(base) and _has_own_memory(view)):
         return False
     return min(base.numel(), view.numel()) > 0 and base.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
-
-
-# Lines for people
 
 
 def _format_inputs(schema: Any) -> str:

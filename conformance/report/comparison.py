@@ -223,9 +223,7 @@ def _compared_names(before: FindingLine, after: FindingLine) -> tuple[str, ...]:
 
 
 def _found_line(found: FindingLine) -> FoundLine:
-    return FoundLine(
-        id=found.id, law=found.law, kind=found.kind, status=found.status, message=found.message, text=found.text, note=found.note
-    )
+    return msgspec.convert(found, FoundLine, from_attributes=True)
 
 
 def _pair_findings(

@@ -1,7 +1,7 @@
 """What ranks expected and got as small grids, with the elements that differ marked.
 
-The grids are parsed from the texts in a finding's file (:func:`shardlaw.conformance.rank.context.show`): ``[[1.0, 2.0]] float32 1x2``, of a
-large tensor only the first elements. A value that is no such text is shown as text.
+The grids are parsed from the texts in a finding's file: ``[[1.0, 2.0]] float32 1x2``, of a large tensor only the first elements
+(:func:`shardlaw.conformance.rank.context.describe_value`). A value that is no such text is shown as text.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from shardlaw.conformance.law.selection import select_ids
 from shardlaw.conformance.report.combine import other_warnings, sum_expectations
 from shardlaw.conformance.report.run_report import ExpectationLine, LawLine, RunReport, read_case_lines, read_report
 from shardlaw.conformance.report.sums import sum_totals
+from shardlaw.conformance.run.finding_file import read_finding_texts
 from shardlaw.conformance.run.request import RunRequest
 
 UNFINISHED_REASONS = ("the run was ended before it", "the run broke here", "an error of the harness")
@@ -100,8 +101,7 @@ def resume_run(request: RunRequest) -> tuple[RunRequest, EarlierRun]:
     if not remaining:
         raise UsageError(f"--resume {request.report}: that run was finished: there is nothing left")
     lines = read_case_lines(request.report) or []
-    names = [f"findings/{found.id}.{suffix}" for found in report.findings if found.law in done for suffix in ("json", "py")]
-    files = {name: (request.report / name).read_text("utf-8") for name in names if (request.report / name).is_file()}
+    files = read_finding_texts(request.report, (found.id for found in report.findings if found.law in done))
     done_cases = tuple(line for line in lines if line.count(" ") >= 2 and line.split(" ", 3)[2] in done)
     return replace(request, laws=tuple(remaining), resumed_smoke_shares=report.chosen), EarlierRun(report, done, done_cases, files)
 

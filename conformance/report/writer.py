@@ -53,7 +53,7 @@ class ReportWriter:
 
     def add_case(self, verdict: Verdict, is_drawn: bool) -> None:
         """Add a judged case to ``cases.txt``; buffered."""
-        self._unwritten.append(f"{verdict.kind or verdict.status} {'drawn' if is_drawn else 'swept'} {verdict.case.text}\n")
+        self._unwritten.append(f"{verdict.word} {'drawn' if is_drawn else 'swept'} {verdict.case.text}\n")
         if len(self._unwritten) >= 1000:
             self._write_cases()
 

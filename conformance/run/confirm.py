@@ -63,9 +63,8 @@ class Confirmer:
         if (explained := self._explain_by_collective(first) or self._explain_by_cause(first, is_drawn)) is not None:
             return explained
         again = self.pool.check_fresh(law, first.case)
-        if (
-            self.shares_plans and again.status == "deviates" and not self.is_known(again)
-        ):  # only what ranks with plans of their own show counts
+        # only what ranks with plans of their own show counts
+        if self.shares_plans and again.status == "deviates" and not self.is_known(again):
             first = self.memory[first.case] = replace(again, history=first.history)
         if again.signature != first.signature:
             return self._confirm_with_history(first, seconds)

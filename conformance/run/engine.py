@@ -117,8 +117,6 @@ class Run(RunState):
             self.laws.sort(key=lambda law: law.id != wrong.law)
             self.stored_cases.setdefault(wrong.law, []).insert(0, wrong)
 
-    # Laws
-
     def try_law(self, law: Law, following: Iterable[Law] = ()) -> LawResult:
         """Try one law: its stored findings, its enumerated and its drawn cases; then shrink and confirm what is new.
 
@@ -203,8 +201,6 @@ class Run(RunState):
         else:
             self._write_if_due()
 
-    # Budget
-
     def _budget_left(self) -> float:
         """Seconds of the budget that are left."""
         assert self.request.budget is not None
@@ -214,8 +210,6 @@ class Run(RunState):
         """Seconds for this law: its share, by weight, of the budget that earlier laws left."""
         at = self.laws.index(law)
         return self._budget_left() * law.weight / sum(later.weight for later in self.laws[at:])
-
-    # The end
 
     def probe(self) -> None:
         """Try on two ranks the capabilities that the target declares missing; for a certificate also query the loaded versions."""

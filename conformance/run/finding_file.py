@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +128,15 @@ def finding_files(folder: Path) -> list[Path]:
     """The files of findings in a folder, or in ``findings/`` of a report's folder, sorted by name."""
     inner = folder / "findings"
     return sorted(path for path in (inner if inner.is_dir() else folder).glob("*.json") if is_finding_id(path.stem))
+
+
+def read_finding_texts(folder: Path, ids: Iterable[str]) -> dict[str, str]:
+    """The texts of the files and scripts of findings, by path in the report's ``folder``, without those that cannot be read."""
+    found = {}
+    for name in (f"findings/{found_id}.{suffix}" for found_id in ids if is_finding_id(found_id) for suffix in ("json", "py")):
+        with suppress(OSError, UnicodeDecodeError):
+            found[name] = (folder / name).read_text("utf-8")
+    return found
 
 
 def read_cases(folder: Path) -> Iterator[Case]:

@@ -95,8 +95,6 @@ class LawRun:
         self._counts: Counter[str] = Counter()
         self._expected_by_entry: dict[Entry, _JudgedCase] = {}
 
-    # The cases
-
     def feed(self) -> None:
         """Send the cases of the plan to the ranks; a second call does nothing. Errors are raised by :meth:`finish`."""
         if self._fed:
@@ -152,8 +150,6 @@ class LawRun:
         self._pending += 1
         self._pool.submit(self.law, case, on_verdict, reuse=self._reuses_plans)
 
-    # The verdicts
-
     def begin_turn(self) -> None:
         """Begin the law's turn: record the verdicts that arrived before it."""
         early, self._early_verdicts = self._early_verdicts or [], None
@@ -168,7 +164,7 @@ class LawRun:
         self._memory[verdict.case] = verdict
         self._listener.on_case(verdict, seen.is_drawn)
         if run.certified is not None and verdict.status != "error":
-            run.verdict_words[verdict.case.text] = verdict.kind or verdict.status
+            run.verdict_words[verdict.case.text] = verdict.word
         if verdict.status == "error":
             self._note_error(verdict.message, f"{verdict.case.text}\n{verdict.message}\n{verdict.error}")
             return
@@ -216,8 +212,6 @@ class LawRun:
             result.reasons.append(entry.reason)
         self._expected_by_entry[entry] = _earlier(self._expected_by_entry.get(entry), seen)
         return True
-
-    # The result
 
     def finish(self) -> None:
         """Wait for all verdicts, shrink and confirm the new deviations, and set the law's outcome."""
@@ -322,7 +316,7 @@ class LawRun:
         deviating = [verdict for verdict in self._memory.values() if verdict.status == "deviates"]
         for case in [verdict.case for verdict in deviating if run.verdict_words.get(verdict.case.text) == verdict.kind]:
             again = self._pool.check_fresh(self.law, case)
-            run.verdict_words[case.text] = again.kind or again.status
+            run.verdict_words[case.text] = again.word
             if again.status == "deviates" and not self._is_known(again):
                 self._add(replace(Finding.from_verdict(self.law, again, case), confirmed=(1, 1), note="not shrunk"))
                 return

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.features.features import features_of
+from shardlaw.conformance.law.features.features import features_of, parse_spec
 from shardlaw.conformance.run.search import Plan, StopDrawing
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
@@ -81,15 +81,15 @@ def _simplify(case: Case) -> Iterator[Case]:
     ranks = mesh.size if mesh is not None else 2
     replicated: dict[str, str] = {}
     for name, text in case.fields:
-        spec = None if name in NON_TENSOR_FIELDS or name.startswith("mesh.") else _parse_spec(text)
+        spec = None if name in NON_TENSOR_FIELDS or name.startswith("mesh.") else parse_spec(text)
         if spec is not None:
-            yield from (_replace_field(case, name, str(other)) for other in _simplify_tensor(spec, ranks))
+            yield from (case.with_fields(**{name: str(other)}) for other in _simplify_tensor(spec, ranks))
             replicated[name] = str(replace(spec, placements=spec.placements and (Replicate(),) * len(spec.placements)))
         elif name == "steps":
             steps = text.split(";")
-            yield from (_replace_field(case, name, ";".join(steps[:count])) for count in range(1, len(steps)))
+            yield from (case.with_fields(**{name: ";".join(steps[:count])}) for count in range(1, len(steps)))
         elif (placements := _parse_placements(text)) is not None:
-            yield from (_replace_field(case, name, format_placements(other)) for other in _simplify_placements(placements))
+            yield from (case.with_fields(**{name: format_placements(other)}) for other in _simplify_placements(placements))
         elif name not in ("mesh", "world"):
             yield replace(case, fields=tuple(field for field in case.fields if field[0] != name))
     yield replace(case, fields=tuple((name, replicated.get(name, text)) for name, text in case.fields))
@@ -126,7 +126,7 @@ def _restrict_to_mesh_dim(case: Case, dim: int, ndim: int, size: int) -> Case:
     """The case on one dim of its mesh."""
     fields = []
     for name, text in case.fields:
-        spec, placements = _parse_spec(text), _parse_placements(text)
+        spec, placements = parse_spec(text), _parse_placements(text)
         if name == "mesh":
             text = str(size)
         elif spec is not None and spec.placements is not None and len(spec.placements) == ndim:
@@ -135,17 +135,6 @@ def _restrict_to_mesh_dim(case: Case, dim: int, ndim: int, size: int) -> Case:
             text = str(placements[dim])
         fields.append((name, text))
     return replace(case, fields=tuple(fields))
-
-
-def _replace_field(case: Case, name: str, text: str) -> Case:
-    return replace(case, fields=tuple((field, text if field == name else value) for field, value in case.fields))
-
-
-def _parse_spec(text: str) -> TensorSpec | None:
-    try:
-        return TensorSpec.parse(text)
-    except NotationError:
-        return None
 
 
 def _parse_placements(text: str) -> Placements | None:

@@ -284,9 +284,7 @@ class Shrinker:
             draw(strategy, seed, count, show, shrink=True)
         except _SignatureReproduced:
             pass
-        except StopDrawing:
-            minimal = False
-        except Flaky:  # a verdict that did not repeat
+        except (StopDrawing, Flaky):  # Flaky: a verdict that did not repeat
             minimal = False
         return None if best is None else ShrinkResult(best.case, best, minimal, self.calls)
 

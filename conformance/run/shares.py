@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.law import Limits
+from shardlaw.conformance.law.target import DTYPES
 
 if TYPE_CHECKING:
-    from shardlaw.conformance.law.law import Law
+    from shardlaw.conformance.law.law import Law, Limits
     from shardlaw.conformance.run.request import RunRequest
 
 SCALE = {"smoke": 1, "ci": 8, "nightly": 60}  # how many times the cases of smoke
@@ -44,7 +44,7 @@ class Share:
 
     def cases_within(self, limits: Limits) -> Iterator[Case]:
         """Yield :attr:`cases`, without those whose dtype the target lacks."""
-        absent = [name for name in Limits().dtypes if name not in limits.dtypes]
+        absent = [name for name in DTYPES if name not in limits.dtypes]
         for text in self.cases:
             if not any(re.search(rf"\b{name}\b", text) for name in absent):
                 yield Case.parse(text)

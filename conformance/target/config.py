@@ -42,22 +42,13 @@ FILESYSTEM = "filesystem"
 
 
 @dataclass(frozen=True)
-class Storage:
-    """A storage block: two ``module:Class`` names, the options of the writer and those of the reader."""
-
-    writer: str
-    reader: str
-    options: tuple[tuple[str, Any], ...] = ()
-    reader_options: tuple[tuple[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
 class Config:
-    """The targets and storages in a folder's config file. ``path`` is ``None`` where there is none."""
+    """The targets in a folder's config file, and its storages, as values of the fields of a target. ``path`` is ``None`` where there is no
+    file."""
 
     path: Path | None
     targets: Mapping[str, Target]
-    storages: Mapping[str, Storage]
+    storages: Mapping[str, Mapping[str, Any]]
 
 
 def read_config(folder: Path | None = None) -> Config:
@@ -134,17 +125,17 @@ def parse_target(where: str, name: str, block: Mapping[str, Any], folder: Path) 
     return target
 
 
-def _parse_storage(where: str, name: str, block: Mapping[str, Any]) -> Storage:
+def _parse_storage(where: str, name: str, block: Mapping[str, Any]) -> dict[str, Any]:
     if name == FILESYSTEM:
         raise UsageError(f"{where}: {FILESYSTEM} is built in: want another name")
     values = _convert_values(where, block, STORAGE)
     for key in ("writer", "reader"):
         if key not in values:
             raise UsageError(f'{where}: want a {key}, such as {key} = "package.module:Class"')
-    options, reader_options = values.get("options", {}), values.get("reader_options", {})
-    if "path" in reader_options:
+    if "path" in values.get("reader_options", {}):
         raise UsageError(f"{where}: reader_options: want {STORAGE['reader_options'][1]}")
-    return Storage(values["writer"], values["reader"], tuple(options.items()), tuple(reader_options.items()))
+    options = {key: tuple(values.get(key, {}).items()) for key in ("options", "reader_options")}
+    return {"writer": values["writer"], "reader": values["reader"], **options}
 
 
 # The type of each key of a block, and its description in error messages.
@@ -211,9 +202,6 @@ def _check_tables(where: str, value: Any) -> dict[str, dict[str, Any]]:
     return value
 
 
-# Finding a target by its name
-
-
 def entry_point_targets() -> dict[str, EntryPoint]:
     """The targets of installed packages, by name."""
     return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
@@ -262,16 +250,8 @@ def with_storage(target: Target, name: str | None, config: Config) -> Target:
         if name == target.storage and target.writer:
             return target
         raise UsageError(f"no storage is called {name!r} ({one_of(name, [FILESYSTEM, *config.storages])})")
-    found = config.storages[name]
-    return replace(
-        target,
-        storage=name,
-        writer=found.writer,
-        reader=found.reader,
-        options=found.options,
-        reader_options=found.reader_options,
-        cannot=tuple(dict.fromkeys((*target.cannot, "checkpoint_files"))),
-    )
+    cannot = tuple(dict.fromkeys((*target.cannot, "checkpoint_files")))
+    return replace(target, storage=name, **config.storages[name], cannot=cannot)
 
 
 def find_target(name: str, storage: str | None, timeout: float | None, ranks: int) -> Target:

@@ -201,4 +201,4 @@ def stale_declarations(pool: Pool, target: Target) -> list[str]:
 def describe_verdict(verdict: Verdict) -> str:
     """A verdict in one line."""
     line = " ".join(verdict.message.split())
-    return f"{verdict.kind or verdict.status}: {line[:200]}"
+    return f"{verdict.word}: {line[:200]}"

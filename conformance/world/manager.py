@@ -105,8 +105,6 @@ class WorldManager:
         """Whether all ranks see :attr:`folder`. Raises :class:`WorldError`."""
         return self._launcher.shares_files
 
-    # Starting and ending worlds
-
     def _start_launcher(self) -> Launcher:
         launcher = self._launch(self._target, self.folder)
         self._selector.register(launcher, selectors.EVENT_READ)
@@ -165,8 +163,6 @@ class WorldManager:
             except (EOFError, WorldError):
                 return
             time.sleep(0.002)
-
-    # Messages of the launcher and the ranks
 
     def _handle_launcher_events(self) -> None:
         try:
@@ -257,8 +253,6 @@ class WorldManager:
             world.retire_reason = message.error
         else:
             world.ended[rank] = message.error
-
-    # Worlds that do not answer
 
     def _check_world(self, world: World, now: float) -> None:
         if not world.started:

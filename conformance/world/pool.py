@@ -71,8 +71,6 @@ class Pool:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    # Public methods
-
     def submit(self, law: Law, case: Case, on_verdict: Callable[[Verdict], None], *, reuse: bool = False) -> None:
         """Queue a case; ``on_verdict`` gets its verdict during this or a later call, and may submit cases, but not wait for them.
         ``reuse``: ranks may reuse results of earlier cases."""
@@ -168,8 +166,6 @@ class Pool:
             self._closed = True
             atexit.unregister(self.close)
             self._manager.close()
-
-    # Implementation
 
     def _queue(self, job: Job) -> deque[Job]:
         return self._queues[job.size, job.lane if job.size <= MAX_PARALLEL_SIZE else min(job.lane, 0)]

@@ -124,8 +124,6 @@ class World:
         """Whether it has nothing to do and nobody waits for it."""
         return self.accepts_work and not (self.batches or self.queue or self.full_limits)
 
-    # Messages
-
     def broadcast(self, message: protocol.ToRank) -> None:
         """Send a message to every rank. A rank that has ended is noticed when its stream ends."""
         data = protocol.encode_frame(message)
@@ -186,8 +184,6 @@ class World:
         began = max(batch.sent, self.idle_since)
         self.idle_since = time.monotonic()
         return batch, (self.idle_since - began) / len(batch.jobs)
-
-    # Positions of the ranks
 
     def batch(self, serial: int) -> Batch | None:
         """The batch of this number, if it is in progress."""

@@ -31,7 +31,7 @@ def shift_box(box: Box, offset: Shape) -> Box:
 
 
 def shift_box_back(box: Box, offset: Shape) -> Box:
-    """The inverse of :func:`shifted`."""
+    """The inverse of :func:`shift_box`."""
     return Box(tuple(start - by for start, by in zip(box.offset, offset, strict=True)), box.size)
 
 

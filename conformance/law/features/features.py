@@ -34,7 +34,6 @@ from shardlaw.reference.tensors import TensorSpec
 if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
 
-
 #: every feature or pattern, with its meaning and the line of the input space that it belongs to
 FEATURES: dict[str, str] = {name: f"{meaning} ({line})" for line, names in LINES.items() for name, meaning in names.items()}
 PATTERNS = tuple(name.removesuffix("*") for name in FEATURES if name.endswith("*"))
@@ -68,14 +67,6 @@ TWO_ENDS = ("roundtrip", "plan")
 def is_known(feature: str) -> bool:
     """Whether the catalogue has this feature, by name or by a pattern."""
     return not feature.endswith("*") and (feature in FEATURES or any(feature.startswith(p) and feature != p for p in PATTERNS))
-
-
-def feature_line(feature: str) -> str:
-    """The line of the input space of a feature in the catalogue. Raises ``KeyError``."""
-    for line, names in LINES.items():
-        if feature in names or any(name.endswith("*") and feature.startswith(name[:-1]) for name in names):
-            return line
-    raise KeyError(feature)
 
 
 def missed_features(reached: Iterable[str]) -> list[str]:
@@ -162,12 +153,13 @@ def _option_features(chapter: str, case: Case) -> Iterator[str]:
 def _tensors(case: Case) -> Iterator[tuple[str, str]]:
     """The fields of a case that are tensors, by name (a letter, or a letter and a digit) and by text."""
     for name, value in case.fields:
-        if re.fullmatch(r"[a-z]\d?", name) and _spec(value) is not None:
+        if re.fullmatch(r"[a-z]\d?", name) and parse_spec(value) is not None:
             yield name, value
 
 
 @cache
-def _spec(text: str) -> TensorSpec | None:
+def parse_spec(text: str) -> TensorSpec | None:
+    """The spec that a field's text is; ``None`` where it is none."""
     try:
         return TensorSpec.parse(text)
     except NotationError:

@@ -1,6 +1,7 @@
 """Models with further traits, a further optimizer, and the wrappers of models: plain torch code.
 
-The tensors of a case are placed as in :class:`~.checkpoint.models.Model`. ``with`` names traits of the model:
+The tensors of a case are placed as in the ``Model`` of :mod:`shardlaw.conformance.laws.checkpoint.models`. ``with``
+names traits of the model:
 
 ``tied``     ``head.weight`` is the first parameter
 ``same``     ``outer.again`` is the module ``inner``

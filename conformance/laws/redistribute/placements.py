@@ -22,7 +22,7 @@ DOC = "torch.distributed.tensor docs, DTensor.redistribute"
 def draw_moves(
     *, kinds: tuple[str, ...] = ("R", "S", "_S", "P"), permuted: bool = True, **options: Any
 ) -> Callable[[Limits], st.SearchStrategy[Case]]:
-    """Redistributions from and to placements of these kinds; ``options`` are those of :func:`draws.moved`."""
+    """Redistributions from and to placements of these kinds; ``options``: see :func:`draws.redistribution_cases`."""
 
     def draw(limits: Limits) -> st.SearchStrategy[Case]:
         on = draws.meshes(limits, permuted=permuted)

@@ -3,16 +3,16 @@
 =================  ==========================================  ==========================
 annotation         the act gets                                the due function gets
 =================  ==========================================  ==========================
-``FullTensor``     the full tensor, dense, with its memory     :class:`~.due.Global`
+``FullTensor``     the full tensor, dense, with its memory     :class:`Global`
 ``OwnFullTensor``  the same, with other values on every rank   :class:`OwnValues`
-``LocalShard``     the local shard of the rank                 :class:`~.due.Global`
+``LocalShard``     the local shard of the rank                 :class:`Global`
 ``Shards``         the local shards, of the field ``boxes``    :class:`BoxedTensor`
 ``Offsets``        the offsets of these                        :class:`BoxedTensor`
 ``ShapeOf``        the shape                                   a tuple
 ``StrideOf``       the global stride                           a tuple
 ``DtypeOf``        the dtype                                   the dtype
 ``PlacementsOf``   the placements, as the case writes them     those of the reference
-``GlobalOf``       (for due functions only)                    :class:`~.due.Global`
+``GlobalOf``       (for due functions only)                    :class:`Global`
 ``BoxedOf``        (for due functions only)                    :class:`BoxedTensor`
 =================  ==========================================  ==========================
 """

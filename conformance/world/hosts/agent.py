@@ -90,8 +90,6 @@ class Agent:
         if number != PARENT_SIGNAL:
             self._deadline = min(self._deadline, time.monotonic() + EXIT_SECONDS)
 
-    # Messages of the driver
-
     def _handle_message(self, message: wire.ToAgent) -> None:
         if isinstance(message, wire.Begin):
             self._shares_folder = os.path.exists(f"{message.folder}/{message.mark}")
@@ -136,8 +134,6 @@ class Agent:
         self._observers.pop(world).close()
         del self._ranks[world]
         self._last_status.pop(world, None)
-
-    # State of the ranks
 
     def _handle_launcher_events(self) -> None:
         assert self._launcher is not None

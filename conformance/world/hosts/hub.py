@@ -125,8 +125,6 @@ class Hub:
             agent.send(self._begin)
         return self
 
-    # Launcher protocol
-
     def fileno(self) -> int:
         return self._selector.fileno()
 
@@ -188,8 +186,6 @@ class Hub:
             waiting -= {rank for rank, request in observer.requests.items() if request == self._requests}
         if self._events:
             self._wake_writer.send(b"1")
-
-    # Incoming messages
 
     def _wait_for_agents(self) -> None:
         """Wait until every agent can start ranks. Raises :class:`WorldError`."""
