@@ -49,15 +49,15 @@ def render_board(paths: Sequence[Path], beside: Path) -> str:
     """Render the page for the folder ``beside``. Raises :class:`UsageError`."""
     cells: dict[tuple[str, tuple[str, str]], RunCell] = {}
     for at, path in enumerate(paths):
-        night = read_linked_report(path, beside)
-        report = night.report
+        linked = read_linked_report(path, beside)
+        report = linked.report
         if report.certificate is None:
             raise UsageError(f"{path}: its report has no certificate: want the folders of shardlaw run --certify")
         place = report.target.name, (f"{report.certificate.profile}-{report.certificate.release}", report.target.torch)
         if place in cells:
             raise UsageError(f"{path}: a second run of {place[1][0]} on {place[0]} with torch {place[1][1]}: want one")
         wrong = tuple(find_problems(report_folder(path), report, report.certificate))
-        cells[place] = _run_cell(f"run-{at + 1}", report, report.certificate, night.link, wrong)
+        cells[place] = _run_cell(f"run-{at + 1}", report, report.certificate, linked.link, wrong)
     columns = sorted({column for _, column in cells})
     targets = sorted({target for target, _ in cells})
     return render_template(

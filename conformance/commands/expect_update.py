@@ -28,7 +28,7 @@ from shardlaw.conformance.law.verdict import KINDS, collectives_in, error_patter
 from shardlaw.conformance.report.run_report import FindingLine, RunReport, read_report, report_folder
 from shardlaw.conformance.report.separate import RANK_FEATURES, CaseTable, is_allowed, law_patterns, read_tables, separating_features
 from shardlaw.conformance.report.wording import count_noun, one_line
-from shardlaw.conformance.run.entry import ANY_KIND, EMPTY_REASON, MIN_CASES, SIGNED_KINDS, Entry
+from shardlaw.conformance.run.entry import ANY_KIND, EMPTY_REASON, MIN_CASES, SIGNED_KINDS, Entry, error_part
 from shardlaw.conformance.run.expectation_file import read_entries
 from shardlaw.conformance.run.expectations import MAX_HOLDING_SHARE
 from shardlaw.conformance.run.finding_file import is_finding_id
@@ -140,7 +140,7 @@ def _features_and_facts(found: FindingLine) -> list[str]:
 
 def _error_class(found: FindingLine) -> str:
     """The class of the error as a signature, for cases whose error texts differ; for other kinds the whole signature."""
-    name = re.match(r"[A-Za-z_.]+(?=: )", _error_text(found).strip())
+    name = re.match(r"[A-Za-z_.]+(?=: )", error_part(found.signature).strip())
     return name[0] if name and found.kind in ("raised", "divergence") else _signature(found)
 
 
@@ -178,11 +178,6 @@ def _check_finding(found: FindingLine, laws: set[str], path: Path) -> None:
         raise refuse(f"a finding of kind {found.kind!r} without a signature")
 
 
-def _error_text(found: FindingLine) -> str:
-    """The error text in a finding's signature, without numbers and names."""
-    return found.signature.split(" | ", 3)[3] if found.signature.count(" | ") >= 3 else ""
-
-
 def _find_entry(found: FindingLine, law: Law, existing: Sequence[Entry], report: RunReport) -> Entry | None:
     """The existing entry that accounts for a finding, or else one that names its id."""
     matching = [entry for entry in existing if _accounts_for(entry, found, law, report)]
@@ -192,7 +187,9 @@ def _find_entry(found: FindingLine, law: Law, existing: Sequence[Entry], report:
 
 def _accounts_for(entry: Entry, found: FindingLine, law: Law, report: RunReport) -> bool:
     here = law.id in entry.laws and entry.applies_to(report.target.torch, report.target.name)
-    return here and entry.matches(Case.from_json(found.case), found.kind, frozenset(found.features), _error_text(found), found.spots)
+    return here and entry.matches(
+        Case.from_json(found.case), found.kind, frozenset(found.features), error_part(found.signature), found.spots
+    )
 
 
 def _entry_lines(draft: Draft, versions: str, report: RunReport, folder: Path) -> list[str]:
@@ -250,7 +247,7 @@ def _holding_share(features: Sequence[str], kind: str, cases: CaseTable) -> floa
 
 def _signature(found: FindingLine) -> str:
     """The signature for an entry: the finding's error text, or its longest part that is free of numbers and names."""
-    error = _error_text(found).strip()
+    error = error_part(found.signature).strip()
     parts = [error, *re.split(r"[\[\](){}'\"]", error)]
     fitting = [part.strip() for part in parts if part.strip() and error_pattern(part) == part.strip() and part.count(" | ") < 3]
     return fitting[0] if fitting[:1] == [error] else max(fitting, key=len, default="*" if found.kind in SIGNED_KINDS else "")

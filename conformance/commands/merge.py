@@ -7,7 +7,6 @@ merged run counts as not finished.
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from shardlaw.conformance.report.sums import sum_totals
 from shardlaw.conformance.report.writer import check_folder, clear_report, write_report
 from shardlaw.conformance.run.expectations import Expectations
 from shardlaw.conformance.run.finding_file import read_finding_texts, write_text
+from shardlaw.conformance.run.request import parse_shard
 
 # counts of a law that are equal in all shards: each shard enumerates all cases
 EQUAL_IN_SHARDS = ("swept", "combinations")
@@ -53,11 +53,12 @@ class Shard:
         """Read a report, given by folder or file. Raises :class:`UsageError`."""
         report = read_report(path)
         folder = report_folder(path)
-        part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", report.shard, re.ASCII)
-        if part is None or int(part[1]) > int(part[2]):
-            raise UsageError(f"{path}: its shard is {report.shard!r}: want the reports of single shards, such as 2/4")
+        try:
+            number, count = parse_shard(report.shard)
+        except UsageError:
+            raise UsageError(f"{path}: its shard is {report.shard!r}: want the reports of single shards, such as 2/4") from None
         files = read_finding_texts(folder, (found.id for found in report.findings))
-        return cls(path, report, int(part[1]), int(part[2]), files, read_case_lines(folder))
+        return cls(path, report, number, count, files, read_case_lines(folder))
 
 
 def merge(paths: Sequence[Path], output: Path) -> int:

@@ -50,7 +50,7 @@ FOLDER_MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # in place of the report's fol
 
 
 def verify(folder: Path, rerun: int = 0) -> int:
-    """Print the problems of a submission, or what it certifies; returns 1 or 0. Raises :class:`UsageError` if it has no certificate, or its
+    """Print the problems of a report, or what it certifies; returns 1 or 0. Raises :class:`UsageError` if it has no certificate, or its
     cases cannot be run here."""
     if rerun < 0:
         raise UsageError(f"--rerun {rerun}: want a number of cases, 0 or more")
@@ -69,7 +69,7 @@ def verify(folder: Path, rerun: int = 0) -> int:
 
 
 def find_problems(folder: Path, report: RunReport, claimed: Certificate) -> Iterator[str]:
-    """Yield a line for each contradiction in a submission."""
+    """Yield a line for each contradiction in a report."""
     name = f"{claimed.profile}-{claimed.release}"
     if name not in profile_names():
         yield f"{name} is no certified profile of this version ({', '.join(profile_names())})"
@@ -316,13 +316,13 @@ def _rerun_cases(folder: Path, report: RunReport, claimed: Certificate, rerun: i
                 if verdict.word != want:
                     verdict = pool.check_fresh(law, case)
                 if verdict.word != want:
-                    found.append(f"{case.text}: {word} in the submission, {verdict.word} here")
+                    found.append(f"{case.text}: {word} in the report, {verdict.word} here")
             here = query_loaded(pool, target)
     except WorldError as error:
         raise UsageError(f"target {target.name} cannot start: {error}") from None
     for name in ("torch", "torch_git", "packages"):
         if here.get(name) != getattr(claimed.loaded, name):
-            found.append(f"{name}: {getattr(claimed.loaded, name)} in the submission, {here.get(name)} here")
+            found.append(f"{name}: {getattr(claimed.loaded, name)} in the report, {here.get(name)} here")
     return found, len(chosen)
 
 
