@@ -175,7 +175,7 @@ class WorldManager:
                 if event.problem:
                     raise WorldError(f"ranks cannot be started: {event.problem}")
                 for waiting in self.worlds.values():
-                    waiting.started_at = time.monotonic()
+                    waiting.watch = watch.Watch()
                 continue
             world = self.worlds.get(event.world)
             if world is None:
@@ -275,10 +275,11 @@ class WorldManager:
 
     def _check_start(self, world: World, now: float) -> None:
         problem, stack = "", ""
+        world.watch.update(now, len(world.ready), world.observer)
         if world.ended:
             rank, reason = min(world.ended.items())
             problem = f"rank {rank} of {world.size} ended while it started: {reason}"
-        elif now - world.started_at > self._target.startup_timeout:
+        elif world.watch.stuck > self._target.startup_timeout:
             late = sorted(set(range(world.size)) - world.ready)
             problem = f"ranks {late} of {world.size} were not ready within {self._target.startup_timeout:g} s (startup_timeout)"
             world.observer.refresh(dump=late)

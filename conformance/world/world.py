@@ -95,7 +95,7 @@ class World:
         self.full_limits = full_limits
         self.streams: dict[int, socket.socket] = {}
         self.frames = [protocol.FrameDecoder(protocol.FromRank) for _ in range(size)]
-        self.started_at = self.idle_since = time.monotonic()
+        self.idle_since = time.monotonic()
         self.ready: set[int] = set()
         self.ended: dict[int, str] = {}  # how a rank ended
         self.closed_streams: dict[int, float] = {}  # when a rank's stream ended

@@ -14,6 +14,8 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Raised
 from shardlaw.conformance.world import protocol, watch
+from shardlaw.conformance.world.launch import WorldError
+from shardlaw.conformance.world.manager import WorldManager
 from shardlaw.conformance.world.observer import LocalObserver
 from shardlaw.conformance.world.output import read_tail
 from shardlaw.conformance.world.progress import BUFFER_BYTES, PARKED, RUNNING, Position, ProgressPage
@@ -200,3 +202,22 @@ def test_tail_of_a_file_that_has_been_cut(tmp_path: Path) -> None:
     assert read_tail(str(file), 10) == ""
     assert read_tail(str(file), 99) == "0123456789"
     assert read_tail(str(tmp_path / "none")) == ""
+
+
+def test_the_time_to_start_counts_less_on_a_busy_machine() -> None:
+    share = 0.1
+    observer = SimpleNamespace(
+        cpu_share=lambda: share, activity=list, refresh=lambda dump: None, stacks_and_output=lambda rank: ("", ""), close=lambda: None
+    )
+    manager = WorldManager.__new__(WorldManager)
+    manager._target, manager._failed_starts, manager._has_started = Target(startup_timeout=1.0), 0, False
+    world = World(1, 2, observer, deque())
+
+    def wait(steps: range) -> None:
+        for step in steps:
+            manager._check_start(world, step / 4)
+
+    wait(range(1, 30))
+    share = 1.0
+    with pytest.raises(WorldError, match=r"ranks \[0, 1\] of 2 were not ready within 1 s"):
+        wait(range(30, 40))
