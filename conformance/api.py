@@ -199,14 +199,14 @@ class Worlds:
         self.close()
 
     def _get_pool(self, size: int) -> Pool:
+        __tracebackhide__ = True
         from shardlaw.conformance.target.config import check_target
         from shardlaw.conformance.world import Pool
 
         if size > self._checked_size:
             check_target(self.target, size)
             self._checked_size = size
-        if self._pool is None:
-            self._pool = Pool(self.target)
+        self._pool = self._pool or Pool(self.target)
         return self._pool
 
     def _call(self, law: Law, function: Function, arguments: object, case: Case, *, fresh: bool = False) -> Outcome:
@@ -216,6 +216,7 @@ class Worlds:
         return self._call_once(law, function, arguments, case, True) if not fresh and _is_timeout(outcome.verdict) else outcome
 
     def _call_once(self, law: Law, function: Function, arguments: object, case: Case, fresh: bool) -> Outcome:
+        __tracebackhide__ = True
         number, size = next(self._call_numbers), max(case.world, law.smallest)
         pool = self._get_pool(size)
         try:
@@ -226,12 +227,14 @@ class Worlds:
             raise UsageError(f"{function}: {error}") from None
 
     def _check_listed_law(self, law: Law, case: Case, fresh: bool) -> Verdict:
+        __tracebackhide__ = True
         self._get_pool(max(case.world, law.smallest))
         verdict = self._run_case(law, case, fresh or bool(case.after))
         # shared worlds have shorter limits: repeat a timeout in a fresh world, under the full limits
         return self._run_case(law, case, True) if not fresh and _is_timeout(verdict) else verdict
 
     def _run_case(self, law: Law, case: Case, fresh: bool) -> Verdict:
+        __tracebackhide__ = True
         from shardlaw.conformance.run.supported import for_installed_torch
         from shardlaw.conformance.world import WorldError
 
@@ -364,10 +367,7 @@ def _resolve_law(law: str | Law) -> Law:
 
     if isinstance(law, Law):
         known = catalogue().get(law.id)
-        # a module that was imported under two names defines its laws twice: use the one in the catalogue
-        return (
-            known if known is not None and _law_code(known).co_qualname == _law_code(law).co_qualname and _is_same_file(known, law) else law
-        )
+        return known if known is not None and _is_same_law(known, law) else law
     return resolve_law(law)
 
 
@@ -377,9 +377,10 @@ def _law_code(law: Law) -> CodeType:
     return function.__code__  # type: ignore[no-any-return]
 
 
-def _is_same_file(law: Law, other: Law) -> bool:
-    file, other_file = (_law_code(each).co_filename for each in (law, other))
-    return bool(file) and os.path.abspath(file) == os.path.abspath(other_file)
+def _is_same_law(law: Law, other: Law) -> bool:
+    """Whether two laws are one: a module that was imported under two names defines its laws twice."""
+    (name, file), (other_name, other_file) = ((code.co_qualname, code.co_filename) for code in map(_law_code, (law, other)))
+    return name == other_name and bool(file) and os.path.abspath(file) == os.path.abspath(other_file)
 
 
 def _resolve_case(law: Law, case: str | Case | None) -> Case:
