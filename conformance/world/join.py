@@ -64,7 +64,7 @@ def call_by_name(name: str) -> Any:
     found: Any = importlib.import_module(module)
     for part in filter(None, function.split(".")):
         if not hasattr(found, part):
-            known = [each for each in vars(found) if not each.startswith("_")]
+            known = [each for each, value in vars(found).items() if callable(value) and not each.startswith("_")]
             raise UsageError(f"{name!r}: {module} has no {function} ({one_of(part, known)})")
         found = getattr(found, part)
     return found() if function else None
