@@ -53,6 +53,8 @@ BACKWARD = """
 2 | a=1x2x4x4:S(2) | nn.functional.adaptive_avg_pool2d(a,3) | a | S(2)
 2 | a=1x4x3x3:S(1) b=1x2x2x2:R | x=div(b,8);nn.functional.grid_sample(a,x,align_corners=False) | a,b | S(1)
 2 | a=4x3:S(0) w=3:R b=3:R | nn.functional.layer_norm(a,(3,),w,b) | a,b | S(0)
+2x2 | a=2x3x4x4:R,R w=2x3x2x2:R,R b=2:R,R | nn.functional.conv2d(a,w,None,2) nn.functional.conv2d(a,w,b,2) | a,w |
+2x2 | a=4x3x4x4:S(0),R w=2x3x2x2:R,R b=2:R,R | nn.functional.conv2d(a,w,b,padding=1) | w,b |
 """
 
 
