@@ -308,6 +308,8 @@ FURTHER = """
 2 | a=4x3:S(0):float32:small | linalg.pinv(a)
 2 | a=4x6:S(1) | repeat(a,(1,1,3)) repeat(a,(2,3,1)) tile(a,(2,1,2))
 2 | a=4x3:S(0) | x=gt(a,8);any(x,(0,1)) x=lt(a,8);all(x,(0,1))
+2 | a=4x6:S(0):float32:small | fft.fft2(a) fft.rfftn(a) fft.ifftn(a)
+2 | a=4x4x6:S(0):float32:small b=4x2x3:R:float32:small | nn.functional.conv_transpose1d(a,b,stride=3)
 """
 
 # what rules that were rewritten for one mesh dim gave up: fractions that are counted as integers, writes into views of pending products, of

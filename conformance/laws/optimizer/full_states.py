@@ -1,5 +1,4 @@
-"""Laws of full states that rank 0 or each rank sets on models of any layout, and of get_optimizer_state_dict and
-set_optimizer_state_dict for optimizers of several kinds, numbers and groups."""
+"""Laws of full states that rank 0 or each rank sets, and of states of optimizers of several kinds, numbers, groups."""
 
 from __future__ import annotations
 
@@ -53,11 +52,12 @@ SELDOM = (
 )
 
 
-# full states whose names are in reverse order on odd ranks, or whose tensors are transposed in memory
+# full states whose names are in reverse order on odd ranks, or whose tensors are transposed or have one element
 ODD_STATES = (
     "mesh=2 x=5x2:S(0):{} a=5x2:S(0):{} how=turned",
     "mesh=3 x=7:S(0):{} a=7:S(0):{} b=7:S(0):{} how=turned",
     "mesh=2 x=4x3:S(0):{} a=3x2:-:{} how=transposed",
+    "mesh=2 x=1:S(0):{} a=1x1:R:{} how=each",
 )
 
 
