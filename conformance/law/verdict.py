@@ -114,9 +114,9 @@ class Verdict:
 
 def error_pattern(text: str) -> str:
     """The first line of an error text, with placeholders for numbers, quoted names, addresses and lists, which differ between cases.
-    The next line follows where the first only says what raised it, as those of torch.compile do."""
-    first, *rest = text.strip().splitlines() or [""]
-    line = " ".join([first, *rest[:1]]) if first.endswith(" raised:") else first
+    The next line follows where the first only says what raised it, as those of torch.compile do, or names the class alone."""
+    first, *rest = map(str.strip, text.strip().splitlines() or [""])
+    line = " ".join([first, *rest[:1]]) if re.search(r"( raised|^[\w.]+):$", first) else first
     line = re.sub(r"0x[0-9a-fA-F]+|'[^']*'|\"[^\"]*\"", "_", line)
     line = re.sub(r"[\[(][^\[\]()]*[\])]", "_", re.sub(r"[\[(][^\[\]()]*[\])]", "_", line))
     return re.sub(r"-?\d+(\.\d+)?", "#", line)[:200]

@@ -1,7 +1,8 @@
 """Laws of pipelines: their inputs, which are split into microbatches and merged again, and their schedules.
 
 Fields of a case: ``chunks`` is the number of microbatches, ``dim`` the dim along which the input is split, ``schedule``
-in which order the stages run, ``mode`` that of their norms: in ``train`` their statistics are updated.
+in which order the stages run, ``mode`` that of their norms: in ``train`` their statistics are updated. ``within`` says
+what the last mesh dim does in each stage: data parallelism (``ddp``, ``fsdp``) or tensor parallelism (``tensor``).
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ from typing import Annotated, Any, Literal, get_args
 import torch
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law, texts
@@ -97,6 +102,7 @@ def _(x: Global, chunks: int, dim: int):
 # Schedules
 
 Schedule = Literal["gpipe", "1f1b", "loops", "interleaved", "zero-bubble", "v", "dual-v"]
+Within = Literal["alone", "ddp", "fsdp", "tensor"]
 WIDTH, STEPS = 4, 2
 SCHEDULE_CASES = (
     *(f"mesh=2 schedule={schedule} chunks=4" for schedule in get_args(Schedule)),
@@ -104,6 +110,13 @@ SCHEDULE_CASES = (
     "mesh=2 schedule=gpipe chunks=3 mode=train",
     "mesh=2 schedule=v chunks=4 mode=train",
     "mesh=3 schedule=interleaved chunks=3 mode=train",
+    "mesh=2x2 schedule=gpipe chunks=3 within=ddp",
+    "mesh=2x2 schedule=1f1b chunks=4 within=ddp",
+    "mesh=2x2 schedule=gpipe chunks=3 within=fsdp",
+    "mesh=2x2 schedule=loops chunks=4 within=fsdp",
+    "mesh=2x2 schedule=v chunks=4 within=fsdp",
+    "mesh=2x2 schedule=1f1b chunks=3 within=tensor",
+    "mesh=2x2 schedule=zero-bubble chunks=4 within=tensor",
 )
 
 
@@ -123,7 +136,7 @@ class Stages(nn.Module):
 
 
 def read_stages(case: Case) -> ModuleCall:
-    count = len(case.mesh().ranks) * (1 if case.get("schedule") in ("gpipe", "1f1b") else 2)
+    count = case.mesh().shape[0] * (1 if case.get("schedule") in ("gpipe", "1f1b") else 2)
     return ModuleCall(build_model, (Stages, (WIDTH, count), True, case.seed), {})
 
 
@@ -141,11 +154,25 @@ def place_of(stage: int, ranks: int, schedule: str) -> int:
     return 2 * ranks - 1 - stage if schedule in ("v", "dual-v") and stage >= ranks else stage % ranks
 
 
+def spread(stage: nn.Module, over: DeviceMesh, within: str) -> nn.Module:
+    """A stage whose parameters, or batches, are spread over a mesh dim."""
+    if within == "ddp":
+        return DistributedDataParallel(stage, process_group=over.get_group())
+    if within == "fsdp":
+        return fully_shard(stage, mesh=over)
+    if within == "tensor":
+        return parallelize_module(stage, over, {"1": ColwiseParallel(output_layouts=Replicate())})
+    return stage
+
+
 def learned(stages: Any) -> list[dict[str, Any]]:
     """The gradients and buffers of stages."""
     found: list[dict[str, Any]] = []
     for stage in stages:
-        gradients = {name: parameter.grad.clone() for name, parameter in stage.named_parameters()}
+        given = {name: parameter.grad for name, parameter in stage.named_parameters()}
+        gradients = {
+            name: grad.full_tensor() if isinstance(grad, DTensor) else grad.clone() for name, grad in given.items()
+        }
         found.append(gradients | {name: buffer.double().clone() for name, buffer in stage.named_buffers()})
     return found
 
@@ -157,7 +184,7 @@ def learned(stages: Any) -> list[dict[str, Any]]:
     sweep=texts(*SCHEDULE_CASES),
     sweeps=len(SCHEDULE_CASES),
     features=lambda case: {"module", "backward", "repeated", f"way:{case.get('schedule')}"},
-    needs=("p2p",),
+    needs=("p2p", *NEEDS),
     weight=0.2,
 )
 def pipelined(
@@ -167,9 +194,11 @@ def pipelined(
     chunks: int,
     seed: Seed,
     mode: Literal["eval", "train"] = "eval",
+    within: Within = "alone",
 ):
     """Stages that are trained in a pipeline have the outputs and losses of the whole model on each microbatch, the mean
-    of their gradients, and buffers that have seen each microbatch once, in whichever order the stages run."""
+    of their gradients, and buffers that have seen each microbatch once, in whichever order the stages run, and whether
+    or not each stage is data or tensor parallel."""
     from torch.distributed import pipelining
 
     names = {
@@ -182,11 +211,16 @@ def pipelined(
         "dual-v": "ScheduleDualPipeV",
     }
     model.train(mode == "train")
-    count, place, device = len(model.stages), mesh.get_local_rank(), torch.device(mesh.device_type)
-    own = [number for number in range(count) if place_of(number, mesh.size(), schedule) == place]
+    line, over = (mesh[name] for name in (mesh.mesh_dim_names[0], mesh.mesh_dim_names[-1]))
+    count, device = len(model.stages), torch.device(mesh.device_type)
+    own = [number for number in range(count) if place_of(number, line.size(), schedule) == line.get_local_rank()]
     stages: Any = [
-        pipelining.PipelineStage(model.stages[number], number, count, device, group=mesh.get_group()) for number in own
+        pipelining.PipelineStage(
+            spread(model.stages[number], over, within), number, count, device, group=line.get_group()
+        )
+        for number in own
     ]
+    part = over.get_local_rank() if within in ("ddp", "fsdp") else 0
     if schedule in ("gpipe", "1f1b"):
         (stages,) = stages
     pipeline = getattr(pipelining, names[schedule])(stages, chunks, mse_loss)
@@ -194,7 +228,7 @@ def pipelined(
     losses: list[list[Any]] = []
     steps: list[Any] = []
     for step in range(STEPS):
-        x, target = batch(chunks, step, seed, mesh.device_type)
+        x, target = batch(chunks, step, seed + 8 * part, mesh.device_type)
         model.zero_grad()
         losses.append([])
         last = {"target": target, "losses": losses[-1]} if count - 1 in own else {}
@@ -204,19 +238,25 @@ def pipelined(
 
 
 @pipelined.due
-def _(model, mesh: Mesh, schedule: str, chunks: int, seed: int, mode: str, rank: Rank):
+def _(model, mesh: Mesh, schedule: str, chunks: int, seed: int, mode: str, within: str, rank: Rank):
     model.train(mode == "train")
-    count, ranks, place = len(model.stages), len(mesh.ranks), mesh.ranks.index(rank)
-    own = [number for number in range(count) if place_of(number, ranks, schedule) == place]
+    count, (place, *at) = len(model.stages), mesh.coord(rank)
+    own = [number for number in range(count) if place_of(number, mesh.shape[0], schedule) == place]
+    parts, part = (range(mesh.shape[-1]), at[-1]) if within in ("ddp", "fsdp") else (range(1), 0)
     outs, losses, steps = [], [], []
     for step in range(STEPS):
-        x, target = batch(chunks, step, seed)
         model.zero_grad()
-        parts = [model(part) for part in x.tensor_split(chunks)]
-        found = [mse_loss(part, due) for part, due in zip(parts, target.tensor_split(chunks), strict=True)]
-        torch.stack(found).mean().backward()
-        outs.append(Near(torch.cat(parts).detach()) if count - 1 in own else None)
-        losses.append([Near(loss.detach()) for loss in found] if count - 1 in own else [])
+        results = []
+        for each in parts:
+            x, target = batch(chunks, step, seed + 8 * each)
+            results.append(
+                [(model(a), b) for a, b in zip(x.tensor_split(chunks), target.tensor_split(chunks), strict=True)]
+            )
+        found = [[mse_loss(*pair) for pair in pairs] for pairs in results]
+        torch.stack([loss for losses_of_part in found for loss in losses_of_part]).mean().backward()
+        is_last = count - 1 in own
+        outs.append(Near(torch.cat([out for out, _ in results[part]]).detach()) if is_last else None)
+        losses.append([Near(loss.detach()) for loss in found[part]] if is_last else [])
         stages = learned([model.stages[number] for number in own])
         steps.append([{name: Near(value) for name, value in stage.items()} for stage in stages])
     return {"outputs": outs, "losses": losses, "learned": steps}
