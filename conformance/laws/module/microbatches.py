@@ -154,7 +154,7 @@ def place_of(stage: int, ranks: int, schedule: str) -> int:
     return 2 * ranks - 1 - stage if schedule in ("v", "dual-v") and stage >= ranks else stage % ranks
 
 
-def spread(stage: nn.Module, over: DeviceMesh, within: str) -> nn.Module:
+def spread(stage: nn.Module, over: DeviceMesh, within: str) -> Any:
     """A stage whose parameters, or batches, are spread over a mesh dim."""
     if within == "ddp":
         return DistributedDataParallel(stage, process_group=over.get_group())
@@ -240,7 +240,7 @@ def pipelined(
 @pipelined.due
 def _(model, mesh: Mesh, schedule: str, chunks: int, seed: int, mode: str, within: str, rank: Rank):
     model.train(mode == "train")
-    count, (place, *at) = len(model.stages), mesh.coord(rank)
+    count, (place, *at) = len(model.stages), mesh.coord(rank) or (0,)
     own = [number for number in range(count) if place_of(number, mesh.shape[0], schedule) == place]
     parts, part = (range(mesh.shape[-1]), at[-1]) if within in ("ddp", "fsdp") else (range(1), 0)
     outs, losses, steps = [], [], []
