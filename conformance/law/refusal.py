@@ -6,7 +6,7 @@ Every part of the harness decides by :func:`is_refusal`.
 from __future__ import annotations
 
 # a refusal has one of these classes
-CLASSES = ("NotImplementedError", "RuntimeError", "ValueError", "TypeError", "AssertionError", "IndexError")
+CLASSES = ("NotImplementedError", "RuntimeError", "ValueError", "TypeError", "IndexError")
 # and one of these words in its text
 WORDS = (
     "shard",
@@ -23,6 +23,8 @@ WORDS = (
     "only implemented",
     "invalid scalar type",
 )
+# an assertion is about torch's own bookkeeping, placements too, unless it says that something is not supported, or unsupported
+LACK = "support"
 # texts of internal errors of torch
 INTERNAL_ERRORS = ("tuple index out of range", "list index out of range", "'NoneType' object", "object has no attribute", "unhashable type")
 # torch appends these words and the op's schema to every error of its planner: they say nothing about the cause
@@ -34,4 +36,6 @@ def is_refusal(error: str, text: str) -> bool:
     message = text.partition(SUFFIX)[0]
     if any(words in message for words in INTERNAL_ERRORS):
         return False
+    if error == "AssertionError":
+        return LACK in message.lower()
     return error == "NotImplementedError" or (error in CLASSES and any(word in message.lower() for word in WORDS))

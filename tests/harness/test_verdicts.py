@@ -25,6 +25,7 @@ PLANNED = "Sharding propagation failed for aten.index.Tensor(Spec(f32[5, 4](R)))
         ("RuntimeError", "Cannot flatten unevenly sharded tensor"),
         ("RuntimeError", f"Cannot unflatten unevenly sharded tensor: dimension 0. {PLANNED}"),
         ("ValueError", "Mixed Partial reduce types are not supported"),
+        ("AssertionError", "Redistribution from one partial type (sum) to another (max) is unsupported."),
     ],
 )
 def test_refusals_speak_of_sharding(error: str, text: str) -> None:
@@ -36,6 +37,7 @@ def test_refusals_speak_of_sharding(error: str, text: str) -> None:
     [
         ("RuntimeError", "shape '[8]' is invalid for input of size 10"),
         ("KeyError", "shard"),
+        ("AssertionError", "aten.convolution_backward.default: strategy position 1 mixes None with placements across mesh dims"),
         ("RuntimeError", f"tuple index out of range\n\n{PLANNED}"),
         ("RuntimeError", f"list index out of range {PLANNED}"),
         ("RuntimeError", f"'NoneType' object is not iterable {PLANNED}"),
