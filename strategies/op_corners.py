@@ -310,6 +310,10 @@ FURTHER = """
 2 | a=4x3:S(0) | x=gt(a,8);any(x,(0,1)) x=lt(a,8);all(x,(0,1))
 2 | a=4x6:S(0):float32:small | fft.fft2(a) fft.rfftn(a) fft.ifftn(a)
 2 | a=4x4x6:S(0):float32:small b=4x2x3:R:float32:small | nn.functional.conv_transpose1d(a,b,stride=3)
+2 | a=4x3:P(avg):float32:small | amax(a) amin(a,0)
+2 | a=3x3:P(avg):float32:positive b=3x2:R:float32:small | linalg.solve_triangular(a,b,upper=True)
+2 | a=4x3:P(product):float32:small | fft.fft(a)
+2x2 | a=4x4:R,S(0) | repeat(a,(2,1))
 """
 
 # what rules that were rewritten for one mesh dim gave up: fractions that are counted as integers, writes into views of pending products, of

@@ -55,6 +55,8 @@ BACKWARD = """
 2 | a=4x3:S(0) w=3:R b=3:R | nn.functional.layer_norm(a,(3,),w,b) | a,b | S(0)
 2x2 | a=2x3x4x4:R,R w=2x3x2x2:R,R b=2:R,R | nn.functional.conv2d(a,w,None,2) nn.functional.conv2d(a,w,b,2) | a,w |
 2x2 | a=4x3x4x4:S(0),R w=2x3x2x2:R,R b=2:R,R | nn.functional.conv2d(a,w,b,padding=1) | w,b |
+2 | w=4x3:R i=2:R:int64:index4 | nn.functional.embedding(i,w) | w | P(avg)
+2 | a=4x3:S(0):float32:small i=4:S(0):int64:index3 w=3:R:float32:positive | nn.functional.nll_loss(a,i,weight=w) | a |
 """
 
 

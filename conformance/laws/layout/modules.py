@@ -44,7 +44,8 @@ OwnTensor = Annotated[
 
 
 class Model(nn.Module):
-    """A module that returns its input. It has a buffer, and an inner module with a weight and a bias."""
+    """A module that returns its input. It has two buffers, one of them not saved, and an inner module with a weight
+    and a bias."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor, buffer: torch.Tensor, *, frozen: bool, shared: bool
@@ -55,6 +56,7 @@ class Model(nn.Module):
         self.inner.register_parameter("bias", nn.Parameter(bias))
         self.inner.register_parameter("none", None)
         self.register_buffer("kept", buffer)
+        self.register_buffer("unsaved", buffer.clone(), persistent=False)
         if shared:  # a second module with the same bias
             self.other = nn.Module()
             self.other.register_parameter("bias", self.inner.bias)  # type: ignore[arg-type]
@@ -147,7 +149,7 @@ def module(
     out = whole(torch.ones(2, device=x.device))
     has_output_mark = isinstance(out, tuple) and out[0] == "out"
     has_dtensor_input = isinstance(out[1] if has_output_mark else out, DTensor)
-    tensors = {"weight": model.inner.weight, "bias": model.inner.bias, "buffer": model.kept}
+    tensors = {"weight": model.inner.weight, "bias": model.inner.bias, "buffer": model.kept, "unsaved": model.unsaved}
     return tensors | {
         "result": result is whole,
         "partition_fn": visited,
@@ -165,12 +167,12 @@ def _(x: OwnValues, a: OwnValues, b: OwnValues, fn, hooks, arguments=3, frozen=F
     effects = ["output" if "output" in ran else "", "input" if "input" in ran else ""]
     inside = ["inner", *(["other"] if shared else [])]
     modules = ["", "0", *(f"0.{name}" for name in inside)] if deep else ["", *inside]
-    return {"weight": x.of(first), "bias": a.of(first), "buffer": b.of(first)} | {
+    return {"weight": x.of(first), "bias": a.of(first), "buffer": b.of(first), "unsaved": b.of(first)} | {
         "result": Of(True),
         "partition_fn": [(name, True) for name in modules] if fn == "some" else [],
         "warning": Of(arguments == 2) if ran else ...,
-        "parameters": Of([not frozen, True, False]),
-        "names": Of([["inner.bias", "inner.weight"], ["kept"]]),
+        "parameters": Of([not frozen, True, False, False]),
+        "names": Of([["inner.bias", "inner.weight"], ["kept", "unsaved"]]),
         "hooks": [*ran, *effects],
     }
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of, Refused, caught
@@ -188,6 +189,7 @@ SENT = (
     "mesh=3 asked=part source=1",
     "mesh=2x2 asked=part",
     "mesh=1x2 asked=part source=1",
+    "mesh=2x2 asked=flat source=1",
 )
 
 
@@ -204,17 +206,21 @@ SENT = (
 )
 def sent(
     mesh: NamedMesh,
-    asked: Literal["table", "place", "groups", "part"],
+    asked: Literal["table", "place", "groups", "part", "flat"],
     device: Device,
     source: int = 0,
 ):
-    """A mesh that one rank sends to the others is equal to theirs, and has the place and the groups of the rank that
-    received it, which cuts its own shards on it."""
+    """A mesh that one rank sends to the others is equal to theirs, and has its flattened dims, and the place and the
+    groups of the rank that received it, which cuts its own shards on it."""
+    if asked == "flat":
+        compat.flatten_mesh(mesh, "flat")
     objects: list[Any] = [mesh if dist.get_rank() == source else None]
     dist.broadcast_object_list(objects, src=source)
     got = objects[0]
     if asked == "table":
         return {"equal": [got == mesh, hash(got) == hash(mesh)], "table": got.mesh.tolist()}
+    if asked == "flat":
+        return {"table": got["flat"].mesh.tolist()}
     if asked == "place":
         return {"coordinate": list(got.get_coordinate()), "rank": got.get_rank()}
     if asked == "groups":
@@ -228,6 +234,8 @@ def sent(
 def _(mesh, asked, rank: Rank):
     if asked == "table":
         return {"equal": [True, True], "table": nested_ranks(mesh)}
+    if asked == "flat":
+        return {"table": list(mesh.ranks)}
     if asked == "place":
         return {"coordinate": list(mesh.coord(rank)), "rank": rank}
     if asked == "groups":

@@ -62,6 +62,9 @@ REFUSED = {
     "table-same-name": lambda device, world: DeviceMesh(device, [[*range(world)]], mesh_dim_names=("a", "a")),
     "group-many-names": lambda device, world: mesh_from_world(device, mesh_dim_names=("a", "b")),
     "group-device-index": lambda device, world: mesh_from_world(f"{device}:0"),
+    "groups-of-one-dim": lambda device, world: DeviceMesh.from_group(
+        [dist.group.WORLD] * 2, device, mesh=torch.arange(world), mesh_dim_names=("a",)
+    ),
 }
 
 
@@ -76,12 +79,12 @@ def sweep_refusals(limits: Limits) -> list[Case]:
     source="torch.distributed.device_mesh docs, DeviceMesh, DeviceMesh.from_group and init_device_mesh",
     control="attempt=same-name world=2",
     sweep=sweep_refusals,
-    sweeps=45,
+    sweeps=48,
     weight=0.2,
 )
 def refusals(attempt: Annotated[str, WordField(REFUSED)], device: Device, world: WorldSize):
-    """Creating a mesh refuses repeated, missing and fractional ranks, too large shapes, names that are not one for each
-    dim, and a device index."""
+    """Creating a mesh refuses repeated, missing and fractional ranks, too large shapes, names or groups that
+    are not one for each dim, and a device index."""
     return {"refusal": caught(lambda: REFUSED[attempt](device.type, world))}
 
 

@@ -49,15 +49,17 @@ def draw_moves_to_values(
     control="mesh=2x2 x=5x3:S(0),R to=S(1),R",
     draw=draw_moves(reduce_ops=("sum", "max", "avg", "min"), memories=("plain", "transposed")),
     draws=420,
-    # strided shards along either dim of a mesh, whose other dim shards nothing or another tensor dim
+    # strided shards along either dim of a mesh, whose other dim shards nothing or another tensor dim; a nested shard
+    # whose outer mesh dim is another
     sweep=texts(
         "mesh=2x2 x=16:R,_S(0,2) to=R,S(0)",
         "mesh=2x2 x=12x3:_S(0,3),R to=S(0),R",
         "mesh=2x2 x=16:R,S(0) to=R,_S(0,2)",
         "mesh=2x2 x=7x5:S(1),_S(0,2) to=S(1),S(0)",
         "mesh=2x2 x=5x7:_S(1,2),P(sum) to=S(1),R",
+        "mesh=2x1x2 x=8x3:S(0),R,S(0) to=R,S(0),S(0)",
     ),
-    sweeps=5,
+    sweeps=6,
     weight=3.0,
 )
 def local(x: DTensor, to: Placements):

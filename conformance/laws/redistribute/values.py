@@ -105,12 +105,13 @@ def draw_merged(draw: st.DrawFn, limits: Limits) -> Case:
 
 
 # a mesh whose flattened ranks do not ascend; shards of two tensor dims, which must not be merged; a flattened mesh of
-# other dims of the same size
+# other dims of the same size; an average behind a sum
 FLATTENED = (
     "mesh=2x2@0,2,1,3 x=4x4:P(sum),P(sum) to=S(0),S(0) flatten=a,b",
     "mesh=2x2@0,2,1,3 x=4x4:P(sum),P(sum) to=R,R flatten=a,b",
     "mesh=2x2 x=4x4:P(sum),P(sum) to=S(0),S(1) flatten=a,b",
     "mesh=1x2x2 x=4x4:P(sum),R,P(sum) to=R,R,R flatten=a,b",
+    "mesh=2x2 x=4x4:P(sum),P(avg) to=R,R flatten=a,b",
 )
 
 
@@ -121,7 +122,7 @@ FLATTENED = (
     features=lambda case: {"flattened-dims"},
     draw=draw_merged,
     sweep=texts(*FLATTENED),
-    sweeps=4,
+    sweeps=5,
     draws=60,
     needs=("all_reduce", "reduce_scatter", "subgroups"),
 )
