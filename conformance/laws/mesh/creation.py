@@ -38,11 +38,15 @@ def _(mesh, rank: Rank):
     return {"mesh": describe_due(mesh, dim_names(mesh), rank), "equality": True}
 
 
-def mesh_from_world(device, **options):
-    """The mesh from the default group."""
+def default_group() -> dist.ProcessGroup:
     group = dist.group.WORLD
     assert group is not None
-    return DeviceMesh.from_group(group, device, **options)
+    return group
+
+
+def mesh_from_world(device, **options):
+    """The mesh from the default group."""
+    return DeviceMesh.from_group(default_group(), device, **options)
 
 
 REFUSED = {
@@ -63,7 +67,7 @@ REFUSED = {
     "group-many-names": lambda device, world: mesh_from_world(device, mesh_dim_names=("a", "b")),
     "group-device-index": lambda device, world: mesh_from_world(f"{device}:0"),
     "groups-of-one-dim": lambda device, world: DeviceMesh.from_group(
-        [dist.group.WORLD] * 2, device, mesh=torch.arange(world), mesh_dim_names=("a",)
+        [default_group()] * 2, device, mesh=torch.arange(world), mesh_dim_names=("a",)
     ),
 }
 
