@@ -61,7 +61,7 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
                 config.stash[RUN] = live
 
         arguments = ["-c", str(INI), "--rootdir", str(INI.parent), "--noconftest", "-p", "no:terminal", "-p", "no:cacheprovider"]
-        arguments += ["-p", "shardlaw.conformance.plugin", *["-x"] * request.exitfirst]
+        arguments += ["-p", "shardlaw.conformance.plugin", *(["-x"] if request.exitfirst else [])]
         arguments += [str(INI.parent / "laws"), *map(str, law_files())]
         live.scout()
         with _isolated_pytest():
