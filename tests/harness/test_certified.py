@@ -356,7 +356,7 @@ def test_what_was_changed_everywhere_alike_is_seen_when_it_is_tried_again(submis
     rewrite(submission, data)
     assert cli.main(["verify", str(submission)]) == 0
     assert cli.main(["verify", str(submission), "--rerun", "7"]) == 1
-    assert "mesh.coordinates mesh=2x2: refused in the submission, held here" in capsys.readouterr().out
+    assert "mesh.coordinates mesh=2x2: refused in the report, held here" in capsys.readouterr().out
 
 
 @pytest.mark.ranks
