@@ -126,7 +126,8 @@ def test_the_catalogue_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None
     assert "\n    fields: mesh: a mesh " in out
     assert cli.main(["laws", "redistribute.on-view"]) == 0
     described = capsys.readouterr().out
-    assert re.search(r"fields: x: a tensor .*\n +mesh: a mesh .*\n +slice, flatten, of: belong to x; .*\n +to: placements", described)
+    others = "slice, flatten, of: belong to x; the cases.txt of a run shows their values"
+    assert re.search(rf"fields: x: a tensor .*\n +mesh: a mesh .*\n +{others}\n +to: placements", described)
     assert cli.main(["laws", "--features", "dtype:int*"]) == 0
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]} == {f"dtype:int{size}" for size in (64, 32, 16, 8)}
     assert cli.main(["repro", "redistribute.local"]) == 0

@@ -12,7 +12,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.law.refusal import is_refusal
 from shardlaw.conformance.law.target import Target
-from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Raised, Verdict
+from shardlaw.conformance.law.verdict import Answer, Deposit, Deviation, Raised, Verdict, error_pattern
 from shardlaw.conformance.world.verdicts import combine_answers, strip_stacks
 
 PLANNED = "Sharding propagation failed for aten.index.Tensor(Spec(f32[5, 4](R)))"
@@ -161,3 +161,15 @@ def test_a_control_that_is_refused_is_a_loss() -> None:
     for allowed in ("allowed", lambda case, text: "no strategy" in text):
         early = replace(law, refusal=allowed).for_earlier_release()
         assert combine_answers(early, Case.parse(law.control), [Answer(0, "raised", raised=raised)], Target()).status == "refused"
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("RuntimeError: \n    [Stage 0] failed to run forward:\n    args: ()", "RuntimeError: _ failed to run forward:"),
+        ("AssertionError: ", "AssertionError:"),
+        ("ValueError: dim 3 of 2\nand more", "ValueError: dim # of #"),
+    ],
+)
+def test_an_error_is_told_by_its_first_line_that_says_more_than_its_class(text: str, pattern: str) -> None:
+    assert error_pattern(text) == pattern

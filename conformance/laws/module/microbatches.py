@@ -184,7 +184,7 @@ def learned(stages: Any) -> list[dict[str, Any]]:
     sweep=texts(*SCHEDULE_CASES),
     sweeps=len(SCHEDULE_CASES),
     features=lambda case: {"module", "backward", "repeated", f"way:{case.get('schedule')}"},
-    needs=("p2p", *NEEDS),
+    needs=("p2p", "all_gather", "all_reduce", "reduce_scatter"),
     weight=0.2,
 )
 def pipelined(
