@@ -12,137 +12,54 @@ must all be refused, keeps them all; a corner of the input space (:mod:`benchmar
 law that draws keeps its table, the few cases that were written down because draws would rarely meet them; each operand of each law of
 gradients is sharded in one case, each dim of an op's first operand cut, evenly and unevenly, and in each call of the op, each operand
 pending, as a sum, a maximum and a minimum; in chapters whose cases differ in words (:data:`TOLD_APART`) each word of a law keeps its
-cheapest case. Where the rule of a gradient is an op's own, and cases cost little, calls that smoke leaves to ``ci`` are taken too
-(:func:`later_calls`).
-Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
+cheapest case, unless that is dear. Where the rule of a gradient is an op's own, and cases cost little, calls that smoke leaves to ``ci``
+are taken too (:func:`later_calls`). What no other case enters is worth more (:data:`BLOCK_WORTH`), and a case that the list at hand has
+costs half. Drawn cases that are chosen are listed by their texts, and a third as many are drawn anew by each run.
 """
 
 from __future__ import annotations
 
 import heapq
-import os
 import re
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from itertools import islice
 from math import prod
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from benchmarks.case_notes import NOTES, noted
 from benchmarks.corners import MEMORIES, corners, words_of
+from benchmarks.measured import LOST, WORD, Tried, measure, smoke_limits, tried
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.laws.op.results import specs
-from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD
 from shardlaw.conformance.run.shares import SCALE, format_share
-from shardlaw.conformance.target.config import find_target
 from shardlaw.reference.placement import Partial, Shard
 from shardlaw.strategies.op_corners import corner_samples
 from shardlaw.strategies.op_gradient_corners import corner_gradients
 from shardlaw.strategies.op_programs import family_histories
 
-HERE = Path(__file__).parent
 TRIED_WHOLE = {"crash", "engine", "op.local", "plan", "random", "sharded_tensor"}  # chapters and laws that cost little
 TOLD_APART = {"collective", "layout", "mesh", "optimizer", "roundtrip"}  # where a word, such as the call that fails, is what a case asks
-SAID_WORTH = 16.0  # of a call under placements, or of a block of torch, where that of a block under a feature is 1
+SAID_WORTH = 16.0  # of a call under placements, where that of a block of torch under a feature is 1
+BLOCK_WORTH = 500.0  # of a block, whatever the feature: what no other case runs, no other case can judge
 LEAST_WORTH = 2200.0  # a CPU-second
 DRAWN_ANEW = 3  # for so many of the drawn cases that were chosen one is drawn by each run
-DEAR = 0.15  # CPU-seconds of a case, as measured, above which a law gets no cases from profile ``ci``
-CHEAP = 0.3  # CPU-seconds of a law with its variants, as measured, below which all its cases are tried
+DEAR = 0.15  # CPU-seconds of a case, above which no word needs it; of a law's case in the mean, above which it gets none from ``ci``
+CHEAP = 0.3  # CPU-seconds of a law with its variants, below which all its cases are tried
 REFUSED = "must-refuse"  # a feature: such cases run few lines of torch, and differ in what they ask
 LEAST = 4  # draws of a law of which no other case is tried: some are rejected
 TABLE = 12  # enumerated cases of a law that draws as well, and no more than these: written down by hand
 SOUND = frozenset({"held", "refused"})
-LOST = frozenset({"crash", "divergence", "hang"})  # of which the others must wait, and whose world is made anew
-WAIT = 1.0  # seconds
-OVERHEAD = 0.003  # CPU-seconds of a case beside what its ranks do: drawing, messages, judging
-PLACED = re.compile(r"\w+=(?:[0-9x()]+:)?((?:R|_?S\(|P\()\S*)")
-MESH = re.compile(r" mesh=([0-9x]+)")
 SHARDED = re.compile(r"(\b\w+)=[0-9x()]+:\S*S\(")
-PLACEMENT = re.compile(r"R|_?S\([^)]*\)|P\([^)]*\)")
-WORD = re.compile(r" (\w[\w.]*)=([a-z][a-z_-]*)(?= |$)")
-NAME = re.compile(r" (\w[\w.]*)=")
-NUMBER = re.compile(r"\d+")
 AMOUNTS = ("dtype:", "world:", "size-")
 KEPT = frozenset({"sum", "max", "min"})  # reductions that some ops keep pending; those that keep averages keep sums too
 MEMORY = re.compile(rf":({'|'.join(MEMORIES)})\b")
-
-
-@dataclass
-class Tried:
-    """One case of a run that was measured."""
-
-    law: str
-    text: str
-    word: str
-    drawn: bool
-    seconds: float = 0.0
-    blocks: set[int] = field(default_factory=set)
-
-    @property
-    def chapter(self) -> str:
-        return self.law.partition(".")[0]
-
-    @property
-    def name(self) -> str:
-        """Of its law, whatever the variant."""
-        return self.law.partition("[")[0]
-
-    @property
-    def cost(self) -> float:
-        """CPU-seconds of all that take part, and seconds of waiting."""
-        return OVERHEAD + self.seconds + WAIT * (self.word in LOST)
-
-    def shows(self) -> Iterator[tuple[object, ...]]:
-        """What the case shows beside the blocks that it enters."""
-        values = [PLACEMENT.findall(value) for value in PLACED.findall(self.text)]
-        mesh = MESH.search(self.text)
-        alone = [extent == "1" for extent in mesh[1].split("x")] if mesh is not None else []  # along such a dim nothing moves
-        dims = list(enumerate(zip_longest(alone, *values))) or [()]
-        fields, _, steps = self.text.partition("steps=")
-        words, given = WORD.findall(fields), tuple(NAME.findall(fields))
-        yield from ((self.law, word, given) for word in words)  # beside which other fields it stands
-        for dim in dims:  # where it stands, and what it does to each value
-            yield NUMBER.sub("#", steps) or self.law, dim
-            for word in words:
-                yield self.law, word, dim
-        if self.word != "held":
-            yield self.law, self.word
-
-
-def measure(folder: Path, *options: str) -> int:
-    """Run all cases of smoke; ``options`` go to ``shardlaw run``. Returns its exit code."""
-    notes = folder / "notes"
-    notes.mkdir(parents=True, exist_ok=True)
-    path = os.pathsep.join([str(HERE / "chosen_site"), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "shardlaw", "run", "*", "--profile", "smoke", "--report", str(folder / "report"), *options]
-    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path, NOTES: str(notes)}, check=False).returncode
-
-
-def tried(folders: Iterable[Path]) -> list[Tried]:
-    """The cases of runs that were measured, each once, with the notes of all ranks."""
-    found: dict[str, Tried] = {}
-    for folder in folders:
-        new: dict[str, Tried] = {}
-        for line in (folder / "report" / "cases.txt").read_text("utf-8").splitlines():
-            word, drawn, text = line.split(" ", 2)
-            law = text.partition(" ")[0]
-            if text not in found and law in catalogue():
-                new.setdefault(text, Tried(law, text, word, drawn == "drawn"))
-        for note in noted(folder / "notes"):
-            if (case := new.get(note.text)) is not None:
-                case.seconds += note.seconds
-                case.blocks.update(note.blocks.tolist())
-        found |= new
-    return list(found.values())
 
 
 def cover(cases: list[Tried]) -> list[Tried]:
@@ -157,7 +74,7 @@ def cover(cases: list[Tried]) -> list[Tried]:
         held.append(np.concatenate([pairs, np.array(said, np.int64)]))
     values, flat = np.unique(np.concatenate(held), return_inverse=True)
     shown = np.split(flat, np.cumsum([len(one) for one in held])[:-1])
-    missing = np.where(values < width, SAID_WORTH, 1.0)  # what is said, and blocks whatever the feature, come first
+    missing = np.where(values < 0, SAID_WORTH, np.where(values < width, BLOCK_WORTH, 1.0))
 
     def worth(at: int) -> float:
         return -missing[shown[at]].sum() / cases[at].cost
@@ -323,7 +240,8 @@ def of_words(cases: list[Tried], taken: set[str]) -> Iterator[Tried]:
         if case.text in taken:
             asked[case.law] |= words_asked(case)
     for case in sorted(cases, key=lambda case: case.cost):
-        if case.chapter in TOLD_APART and case.word not in LOST and not (words := words_asked(case)) <= asked[case.law]:
+        asks = case.chapter in TOLD_APART and case.word not in LOST and case.cost < DEAR
+        if asks and not (words := words_asked(case)) <= asked[case.law]:
             asked[case.law] |= words
             taken.add(case.text)
             yield case
@@ -338,7 +256,7 @@ def choose(folders: Sequence[Path]) -> None:
         if case.name not in whole:
             chapters[case.chapter].append(case)
     taken = {case.text: case for its in chapters.values() for case in cover(its)}
-    limits, listed = _limits(), [case for its in chapters.values() for case in its]
+    limits, listed = smoke_limits(), [case for its in chapters.values() for case in its]
     taken |= {case.text: case for case in tables(listed, limits)}
     taken |= {case.text: case for case in sharded_operands(listed, set(taken))}
     taken |= {case.text: case for case in cut_dims(listed, set(taken))}
@@ -353,10 +271,11 @@ def choose(folders: Sequence[Path]) -> None:
     for law_id, law in sorted(catalogue().items()):
         if law_id.partition("[")[0] in whole or law.profile != "smoke" or not (law.sweeps or law.draws):
             continue
-        swept = islice(law.sweep(limits), law.sweeps) if law.sweep is not None else ()
-        places = {place for place, case in enumerate(swept) if case.text in taken}
+        swept = [case.text for case in islice(law.sweep(limits), law.sweeps)] if law.sweep is not None else []
+        places = {place for place, text in enumerate(swept) if text in taken}
         places |= later_calls(law, places, limits) if law_id in by_rule else set()
-        drawn = sorted(case.text for case in taken.values() if case.law == law_id and case.drawn)
+        own = [case for case in taken.values() if case.law == law_id]
+        drawn = sorted(case.text for case in own if case.drawn or (case.is_listed and case.text not in swept))
         count = len(drawn) / DRAWN_ANEW
         if not places and not drawn:
             places, count = ({0}, count) if law.sweeps else (set(), LEAST)
@@ -365,11 +284,6 @@ def choose(folders: Sequence[Path]) -> None:
         chosen = [case for case in its if case.text in taken]
         spent, kept = (sum(case.cost for case in some) for some in (its, chosen))
         print(f"{chapter}: {len(its)} cases, {spent:.0f} CPU-seconds; chosen {len(chosen)}, {kept:.0f}", file=sys.stderr)
-
-
-def _limits() -> Limits:
-    target = find_target("gloo", None, None, DEFAULT_WORLD)
-    return Limits(DEFAULT_WORLD, target.dtypes, frozenset(target.cannot), LARGER_WORLD)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from benchmarks import reach
 
 if TYPE_CHECKING:
-    from benchmarks.chosen import Tried
+    from benchmarks.measured import Tried
 
 HERE = Path(__file__).parent
 PLANTED = "SHARDLAW_MUTANT"  # the change that this process and those that it starts have, as JSON
@@ -232,8 +232,9 @@ def noticed(change: Change, cases: list[tuple[str, str]]) -> str:
 
 def main(folder: Path, seed: int = 0, count: int = 100) -> int:
     """Draw changes, try each, and print what came of it."""
-    from benchmarks.chosen import SOUND, tried
+    from benchmarks.chosen import SOUND
     from benchmarks.corners import planned
+    from benchmarks.measured import tried
 
     chosen = {case.text for case in planned(())}
     cases = sorted((case for case in tried([folder]) if case.text in chosen and case.word in SOUND), key=lambda case: case.cost)

@@ -87,6 +87,7 @@ UNTRACED = re.compile(
 REFUSED_BY = "refused by "  # prefix of the function whose own statement raised an error
 PLANS_OP = "propagate_op_sharding_non_cached"
 FINDS_METADATA = "_propagate_tensor_meta_non_cached"
+GIVES_SPEC = "_dispatch_fast_path_python_tail"  # to the operand of an op in place
 # the collective that a method of a placement calls
 CALLS = {
     "_to_replicate_tensor": "all_gather",
@@ -276,6 +277,11 @@ def plans_op(place: str) -> bool:
 def finds_metadata(place: str) -> bool:
     """Whether it is the function that finds the metadata of an op's result, on global shapes."""
     return _name(place) == FINDS_METADATA
+
+
+def gives_spec(place: str) -> bool:
+    """Whether it is the function that gives the operand of an op in place the spec of the op's result."""
+    return _name(place) == GIVES_SPEC
 
 
 @cache

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.chosen import Tried, cover, later_calls, of_words, pending_operands
+from benchmarks.chosen import cover, later_calls, of_words, pending_operands
+from benchmarks.measured import Tried
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws import catalogue, find
@@ -85,7 +86,9 @@ def test_the_cheapest_cases_that_show_everything_are_chosen_but_what_shows_littl
     wrong = case(f"{LAW} mesh=2 x=4:R how=data seed=3", 0.001, 1, word="wrong-value")
     slow = case(f"{LAW} mesh=2 x=4:R how=data seed=4", 1.0, 1, 4)
     lost = case(f"{LAW} mesh=2 x=4:R how=data seed=5", 0.001, 1, 4, word="divergence")
-    assert {one.text for one in cover([one, dear, cheap, wrong, slow, lost])} == {one.text, cheap.text, wrong.text}
+    alone = case(f"{LAW} mesh=2 x=4:R how=data seed=6", 0.2, 5)
+    assert {one.text for one in cover([one, dear, cheap, wrong, slow, lost, alone])} == {one.text, cheap.text, wrong.text, alone.text}
+    assert replace(dear, is_listed=True).cost == dear.cost / 2
 
 
 def test_each_word_of_a_law_that_is_told_apart_by_words_keeps_its_cheapest_case() -> None:
@@ -93,14 +96,15 @@ def test_each_word_of_a_law_that_is_told_apart_by_words_keeps_its_cheapest_case(
         return Tried(law, f"{law} {fields}", "held", False, seconds)
 
     again = "roundtrip.again"
-    taken = case(again, "mesh=2 x=6:S(0) order=aa", 0.1)
-    dear = case(again, "mesh=2 x=6:S(0) order=aa ways=ac", 0.2)
-    cheap = case(again, "mesh=2 x=6:S(0) order=aa ways=ac seed=1", 0.1)
-    sliced = case(again, "mesh=2 x=6:S(0):float32:distinct:sliced order=aa", 0.3)
-    longer = case(again, "mesh=2x2 x=6:S(0),R order=aa", 0.4)
-    larger = case(again, "mesh=3 x=7:S(0):int64 order=aa", 0.1)
-    elsewhere = case("redistribute.after", "mesh=2 x=4:R to=R b=4:R to.b=R", 0.1)
-    found = list(of_words([taken, dear, cheap, sliced, longer, larger, elsewhere], {taken.text}))
+    taken = case(again, "mesh=2 x=6:S(0) order=aa", 0.01)
+    dear = case(again, "mesh=2 x=6:S(0) order=aa ways=ac", 0.02)
+    cheap = case(again, "mesh=2 x=6:S(0) order=aa ways=ac seed=1", 0.01)
+    sliced = case(again, "mesh=2 x=6:S(0):float32:distinct:sliced order=aa", 0.03)
+    longer = case(again, "mesh=2x2 x=6:S(0),R order=aa", 0.04)
+    larger = case(again, "mesh=3 x=7:S(0):int64 order=aa", 0.01)
+    costly = case(again, "mesh=2 x=6:S(0):float32:distinct:expanded order=aa", 0.3)
+    elsewhere = case("redistribute.after", "mesh=2 x=4:R to=R b=4:R to.b=R", 0.01)
+    found = list(of_words([taken, dear, cheap, sliced, longer, larger, costly, elsewhere], {taken.text}))
     assert [one.text for one in found if one is not larger] == [cheap.text, sliced.text, longer.text]
 
 

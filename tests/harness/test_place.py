@@ -10,7 +10,7 @@ import torch
 
 from shardlaw.conformance.compat.trace import tail_calls
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor, pack, unpack
+from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor, pack, traced_tensors, unpack
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Raised, Verdict
@@ -127,6 +127,18 @@ def test_where_only_metadata_are_wrong_what_finds_them_comes_first_unless_the_op
     steps = ranks(*[right()] * calls).items()
     answers = (Answer(rank, "deviates", evidence=heard(its, dict.fromkeys((finds, RULE), frozenset({1})))) for rank, its in steps)
     assert find_places(verdict(*answers, kind=kind), [])[0] == (finds if (kind, calls) == ("wrong-metadata", 1) else RULE)
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_an_op_whose_result_has_other_dims_than_it_says_is_put_down_to_what_gives_it_its_spec(dims: int) -> None:
+    gives = "OpDispatcher._dispatch_fast_path_python_tail, torch/distributed/tensor/_dispatch.py:489"
+
+    def said(step: Step) -> Step:
+        return replace(step, results=tuple(replace(each, shape=(4,) * dims) for each in traced_tensors(step.results)))
+
+    noted = [heard((said(step),), dict.fromkeys((RULE, gives), frozenset({1}))) for step in wrong()]
+    answers = (Answer(rank, "deviates", evidence=evidence) for rank, evidence in enumerate(noted))
+    assert find_places(verdict(*answers, kind="wrong-metadata"), [])[0] == (gives if dims == 2 else RULE)
 
 
 def test_what_a_rule_returns_as_its_own_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
