@@ -3,6 +3,7 @@
 Fields of a case: ``chunks`` is the number of microbatches, ``dim`` the dim along which the input is split, ``schedule``
 in which order the stages run, ``mode`` that of their norms: in ``train`` their statistics are updated. ``within`` says
 what the last mesh dim does in each stage: data parallelism (``ddp``, ``fsdp``) or tensor parallelism (``tensor``).
+``kept`` says that gradients are added up over the steps, ``turned`` that stages give what lies transposed in memory.
 """
 
 from __future__ import annotations
@@ -117,6 +118,10 @@ SCHEDULE_CASES = (
     "mesh=2x2 schedule=v chunks=4 within=fsdp",
     "mesh=2x2 schedule=1f1b chunks=3 within=tensor",
     "mesh=2x2 schedule=zero-bubble chunks=4 within=tensor",
+    "mesh=2 schedule=gpipe chunks=3 kept=1",
+    "mesh=2x2 schedule=1f1b chunks=4 within=fsdp kept=1",
+    "mesh=2 schedule=gpipe chunks=1 kept=1",
+    "mesh=2 schedule=gpipe chunks=2 turned=1",
 )
 
 
@@ -133,6 +138,13 @@ class Stages(nn.Module):
         for stage in self.stages:
             x = stage(x)
         return x
+
+
+class Turned(nn.Module):
+    """The same matrix, transposed in memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.t().contiguous().t()
 
 
 def read_stages(case: Case) -> ModuleCall:
@@ -195,10 +207,12 @@ def pipelined(
     seed: Seed,
     mode: Literal["eval", "train"] = "eval",
     within: Within = "alone",
+    kept: bool = False,
+    turned: bool = False,
 ):
     """Stages that are trained in a pipeline have the outputs and losses of the whole model on each microbatch, the mean
-    of their gradients, and buffers that have seen each microbatch once, in whichever order the stages run, and whether
-    or not each stage is data or tensor parallel."""
+    of their gradients, which is added to those that they have, and buffers that have seen each microbatch once, in
+    whichever order the stages run, and whether or not each stage is data or tensor parallel."""
     from torch.distributed import pipelining
 
     names = {
@@ -214,6 +228,8 @@ def pipelined(
     line, over = (mesh[name] for name in (mesh.mesh_dim_names[0], mesh.mesh_dim_names[-1]))
     count, device = len(model.stages), torch.device(mesh.device_type)
     own = [number for number in range(count) if place_of(number, line.size(), schedule) == line.get_local_rank()]
+    for number in own if turned else ():
+        model.stages[number].append(Turned())
     stages: Any = [
         pipelining.PipelineStage(
             spread(model.stages[number], over, within), number, count, device, group=line.get_group()
@@ -229,7 +245,8 @@ def pipelined(
     steps: list[Any] = []
     for step in range(STEPS):
         x, target = batch(chunks, step, seed + 8 * part, mesh.device_type)
-        model.zero_grad()
+        if not kept:
+            model.zero_grad()
         losses.append([])
         last = {"target": target, "losses": losses[-1]} if count - 1 in own else {}
         outs.append(pipeline.step(*([x] if 0 in own else []), **last))
@@ -238,14 +255,15 @@ def pipelined(
 
 
 @pipelined.due
-def _(model, mesh: Mesh, schedule: str, chunks: int, seed: int, mode: str, within: str, rank: Rank):
+def _(model, mesh: Mesh, schedule: str, chunks: int, seed: int, mode: str, within: str, kept: bool, rank: Rank):
     model.train(mode == "train")
     count, (place, *at) = len(model.stages), mesh.coord(rank) or (0,)
     own = [number for number in range(count) if place_of(number, mesh.shape[0], schedule) == place]
     parts, part = (range(mesh.shape[-1]), at[-1]) if within in ("ddp", "fsdp") else (range(1), 0)
     outs, losses, steps = [], [], []
     for step in range(STEPS):
-        model.zero_grad()
+        if not kept:
+            model.zero_grad()
         results = []
         for each in parts:
             x, target = batch(chunks, step, seed + 8 * each)
