@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import law, texts
 from shardlaw.conformance.law.due import Global, Near
 from shardlaw.conformance.law.fields import Device, Folder, MeshTable, Placements, Rank, WordField, WorldSize
@@ -26,7 +27,11 @@ OPS = {
     "sum": lambda x: x.sum(0),
     "product": lambda x: x @ x.t(),
 }
-How = Literal["groups", "all", "turned"]
+How = Literal["groups", "all", "turned", "aborted"]
+ABORTED = (  # the group of a mesh of one dim is that of all ranks
+    "mesh=2x2 x=5x6 to=R,S(0) use=none how=aborted",
+    "mesh=2 x=5x6 to=S(0) use=none how=aborted",
+)
 CASES = (
     "mesh=2 x=5x6 to=S(0) use=none how=turned",
     "mesh=2 x=5x6 to=R use=clone how=turned",
@@ -44,6 +49,7 @@ CASES = (
     "mesh=2@1,2 x=5x6 to=S(0) use=none how=groups",
     "mesh=2x2 x=5x6 to=R,S(0) use=model how=groups",
     "mesh=2x2 x=5x6 to=R,S(0) use=checkpoint how=all",
+    *(ABORTED if compat.torch_release() >= (2, 15) else ()),
 )
 
 
@@ -102,9 +108,9 @@ def renewed(
     device: Device,
 ):
     """A mesh that is made again after its groups, or all, were destroyed gives the results that it gave before, also
-    where ranks have changed places."""
+    where ranks have changed places or the mesh was aborted first."""
     names, members = ("a", "b")[: torch.tensor(mesh).ndim], torch.tensor(mesh).flatten().tolist()
-    first = DeviceMesh(device.type, mesh, mesh_dim_names=names)
+    first: Any = DeviceMesh(device.type, mesh, mesh_dim_names=names)
     storage = writer(f"{folder}/first"), reader(f"{folder}/first")
     found = [use_mesh(x, first, to, use, *storage) if rank in members else None]
     if how == "groups":
@@ -113,7 +119,10 @@ def renewed(
     else:
         backend = dist.get_backend()
         dist.barrier()
-        dist.destroy_process_group()
+        if how == "aborted":
+            first.abort()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         rank = world - 1 - rank if how == "turned" else rank
         dist.init_process_group(backend, init_method=f"file://{folder}/again", rank=rank, world_size=world)
     second = DeviceMesh(device.type, mesh, mesh_dim_names=names)

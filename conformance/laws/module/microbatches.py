@@ -3,6 +3,9 @@
 Fields of a case: ``chunks`` is the number of microbatches, ``dim`` the dim along which the input is split, ``schedule``
 in which order the stages run, ``mode`` that of their norms: in ``train`` their statistics are updated. ``within`` says
 what the last mesh dim does in each stage: data parallelism (``ddp``, ``fsdp``) or tensor parallelism (``tensor``).
+``kept`` says that gradients are added up over the steps, ``turned`` that stages give what lies transposed in memory.
+``evaluated`` says what comes after them: ``alike``, the model without targets, ``fewer``, without a loss, twice, the
+second time with fewer rows.
 """
 
 from __future__ import annotations
@@ -103,6 +106,7 @@ def _(x: Global, chunks: int, dim: int):
 
 Schedule = Literal["gpipe", "1f1b", "loops", "interleaved", "zero-bubble", "v", "dual-v"]
 Within = Literal["alone", "ddp", "fsdp", "tensor"]
+Evaluated = Literal["alike", "fewer"]
 WIDTH, STEPS = 4, 2
 SCHEDULE_CASES = (
     *(f"mesh=2 schedule={schedule} chunks=4" for schedule in get_args(Schedule)),
@@ -117,6 +121,12 @@ SCHEDULE_CASES = (
     "mesh=2x2 schedule=v chunks=4 within=fsdp",
     "mesh=2x2 schedule=1f1b chunks=3 within=tensor",
     "mesh=2x2 schedule=zero-bubble chunks=4 within=tensor",
+    "mesh=2 schedule=gpipe chunks=3 kept=1",
+    "mesh=2x2 schedule=1f1b chunks=4 within=fsdp kept=1",
+    "mesh=2 schedule=gpipe chunks=1 kept=1",
+    "mesh=2 schedule=gpipe chunks=2 turned=1",
+    "mesh=2 schedule=gpipe chunks=2 evaluated=alike",
+    "mesh=2 schedule=gpipe chunks=2 evaluated=fewer",
 )
 
 
@@ -135,6 +145,13 @@ class Stages(nn.Module):
         return x
 
 
+class Turned(nn.Module):
+    """The same matrix, transposed in memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.t().contiguous().t()
+
+
 def read_stages(case: Case) -> ModuleCall:
     count = case.mesh().shape[0] * (1 if case.get("schedule") in ("gpipe", "1f1b") else 2)
     return ModuleCall(build_model, (Stages, (WIDTH, count), True, case.seed), {})
@@ -147,6 +164,11 @@ def batch(chunks: int, step: int, seed: int, device: str | None = None) -> tuple
     """An input and a target of three rows for each microbatch."""
     x, target = (eighths((3 * chunks, WIDTH), seed + 2 * step + number) for number in range(2))
     return x.to(device), target.to(device)
+
+
+def evaluated_rows(evaluated: str | None) -> tuple[int, ...]:
+    """The rows of a microbatch in each evaluation."""
+    return {"alike": (3,), "fewer": (3, 2)}.get(evaluated or "", ())
 
 
 def place_of(stage: int, ranks: int, schedule: str) -> int:
@@ -195,10 +217,14 @@ def pipelined(
     seed: Seed,
     mode: Literal["eval", "train"] = "eval",
     within: Within = "alone",
+    kept: bool = False,
+    turned: bool = False,
+    evaluated: Evaluated | None = None,
 ):
     """Stages that are trained in a pipeline have the outputs and losses of the whole model on each microbatch, the mean
-    of their gradients, and buffers that have seen each microbatch once, in whichever order the stages run, and whether
-    or not each stage is data or tensor parallel."""
+    of their gradients, which is added to those that they have, and buffers that have seen each microbatch once, in
+    whichever order the stages run, and whether or not each stage is data or tensor parallel; evaluated, they have the
+    outputs of the whole model, however many rows there are."""
     from torch.distributed import pipelining
 
     names = {
@@ -214,6 +240,8 @@ def pipelined(
     line, over = (mesh[name] for name in (mesh.mesh_dim_names[0], mesh.mesh_dim_names[-1]))
     count, device = len(model.stages), torch.device(mesh.device_type)
     own = [number for number in range(count) if place_of(number, line.size(), schedule) == line.get_local_rank()]
+    for number in own if turned else ():
+        model.stages[number].append(Turned())
     stages: Any = [
         pipelining.PipelineStage(
             spread(model.stages[number], over, within), number, count, device, group=line.get_group()
@@ -229,23 +257,41 @@ def pipelined(
     steps: list[Any] = []
     for step in range(STEPS):
         x, target = batch(chunks, step, seed + 8 * part, mesh.device_type)
-        model.zero_grad()
+        if not kept:
+            model.zero_grad()
         losses.append([])
         last = {"target": target, "losses": losses[-1]} if count - 1 in own else {}
         outs.append(pipeline.step(*([x] if 0 in own else []), **last))
         steps.append(learned([model.stages[number] for number in own]))
+    if evaluated == "fewer":
+        pipeline = getattr(pipelining, names[schedule])(stages, chunks)
+    for rows in evaluated_rows(evaluated):
+        x, _ = batch(chunks, 0, seed, mesh.device_type)
+        outs.append(pipeline.eval(*([x[: rows * chunks]] if 0 in own else [])))
     return {"outputs": outs, "losses": losses, "learned": steps}
 
 
 @pipelined.due
-def _(model, mesh: Mesh, schedule: str, chunks: int, seed: int, mode: str, within: str, rank: Rank):
+def _(
+    model,
+    mesh: Mesh,
+    schedule: str,
+    chunks: int,
+    seed: int,
+    mode: str,
+    within: str,
+    kept: bool,
+    evaluated: str | None,
+    rank: Rank,
+):
     model.train(mode == "train")
     count, (place, *at) = len(model.stages), mesh.coord(rank) or (0,)
     own = [number for number in range(count) if place_of(number, mesh.shape[0], schedule) == place]
     parts, part = (range(mesh.shape[-1]), at[-1]) if within in ("ddp", "fsdp") else (range(1), 0)
     outs, losses, steps = [], [], []
     for step in range(STEPS):
-        model.zero_grad()
+        if not kept:
+            model.zero_grad()
         results = []
         for each in parts:
             x, target = batch(chunks, step, seed + 8 * each)
@@ -259,4 +305,7 @@ def _(model, mesh: Mesh, schedule: str, chunks: int, seed: int, mode: str, withi
         losses.append([Near(loss.detach()) for loss in found[part]] if is_last else [])
         stages = learned([model.stages[number] for number in own])
         steps.append([{name: Near(value) for name, value in stage.items()} for stage in stages])
+    for rows in evaluated_rows(evaluated):
+        x, _ = batch(chunks, 0, seed)
+        outs.append(Near(model(x[: rows * chunks]).detach()) if count - 1 in own else None)
     return {"outputs": outs, "losses": losses, "learned": steps}

@@ -31,6 +31,7 @@ from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.placement import Replicate
 from shardlaw.strategies.op_corners import corner_samples
 from shardlaw.strategies.op_outs import (
+    LISTED,
     OUT_SCENARIOS,
     OUTS,
     alias_samples,
@@ -177,8 +178,8 @@ alias = result_law(
     control="mesh=2 a=4x2:S(0) steps=v=t(a);a.add_(1);v",
     draw=lambda limits: to_cases(alias_samples(world_size=limits.world_size)),
     draws=12,
-    sweep=lambda limits: list_cases(enumerate_aliases(limits.most), limits),
-    sweeps=ENUMERATED,
+    sweep=lambda limits: list_cases([*corner_samples(LISTED), *enumerate_aliases(limits.most)], limits),
+    sweeps=len(corner_samples(LISTED)) + ENUMERATED,
     refusal=refusal_unless(is_replicated),
 )
 
