@@ -24,9 +24,9 @@ from types import CodeType, ModuleType
 
 HERE = Path(__file__).parent
 NOTES, MARK = "SHARDLAW_REACH", "__shardlaw_reach__"
-FOLDERS = ("tensor", "tensor/_ops", "tensor/parallel", "tensor/experimental", "tensor/experimental/_context_parallel", "checkpoint", "_shard",
-           "_shard/sharded_tensor", "_shard/sharding_spec", "_shard/sharding_spec/chunk_sharding_spec_ops", "fsdp", "fsdp/_fully_shard",
-           "_composable", "pipelining", "optim")  # fmt: skip
+FOLDERS = ("tensor", "tensor/_ops", "tensor/parallel", "tensor/experimental", "tensor/experimental/_context_parallel", "checkpoint",
+           "_shard", "_shard/sharded_tensor", "_shard/sharding_spec", "_shard/sharding_spec/chunk_sharding_spec_ops", "fsdp",
+           "fsdp/_fully_shard", "_composable", "pipelining", "optim")  # fmt: skip
 SINGLE = ("device_mesh.py", "_mesh_layout.py", "_state_dict_utils.py", "_functional_collectives.py")
 PARTS = ("body", "orelse", "finalbody")
 
