@@ -32,13 +32,15 @@ import msgspec
 import numpy as np
 
 from benchmarks.corners import MEMORIES, corners, words_of
-from benchmarks.measured import LOST, WORD, Tried, measure, smoke_limits, tried
+from benchmarks.measured import LOST, WORD, Tried, measure, tried
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.laws.op.results import specs
+from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD
 from shardlaw.conformance.run.shares import SCALE, format_share
+from shardlaw.conformance.target.config import find_target
 from shardlaw.reference.placement import Partial, Shard
 from shardlaw.strategies.op_corners import corner_samples
 from shardlaw.strategies.op_gradient_corners import corner_gradients
@@ -77,7 +79,7 @@ def cover(cases: list[Tried]) -> list[Tried]:
     missing = np.where(values < 0, SAID_WORTH, np.where(values < width, BLOCK_WORTH, 1.0))
 
     def worth(at: int) -> float:
-        return -missing[shown[at]].sum() / cases[at].cost
+        return -missing[shown[at]].sum() / cases[at].price
 
     queue = [(worth(at), at) for at in range(len(cases))]
     heapq.heapify(queue)
@@ -115,7 +117,7 @@ def at_corners(cases: list[Tried], taken: set[str]) -> Iterator[Tried]:
     for corner in corners():
         reach = [case for case in cases if case.word in SOUND and corner.holds(Case.parse(case.text), words[case.text])]
         missing = corner.least - sum(case.text in taken for case in reach)
-        for case in sorted((case for case in reach if case.text not in taken), key=lambda case: case.cost)[: max(missing, 0)]:
+        for case in sorted((case for case in reach if case.text not in taken), key=lambda case: case.price)[: max(missing, 0)]:
             taken.add(case.text)
             yield case
 
@@ -138,7 +140,7 @@ def tables(cases: Iterable[Tried], limits: Limits) -> Iterator[Tried]:
 
 def sharded_operands(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]:
     """The cheapest cases in which operands of laws of gradients are sharded that no case which is taken shards."""
-    cheap = sorted((case for case in cases if case.name == "op.backward"), key=lambda case: (case.text not in taken, case.cost))
+    cheap = sorted((case for case in cases if case.name == "op.backward"), key=lambda case: (case.text not in taken, case.price))
     seen: set[tuple[str, str]] = set()
     for case in cheap:
         new = {(case.law, operand) for operand in SHARDED.findall(case.text)} - seen
@@ -153,7 +155,7 @@ def cut_dims(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]:
     other, run the same lines, right or wrong."""
     some = (case for case in cases if case.name == "op.forward" and case.word in SOUND)
     seen: set[tuple[object, ...]] = set()
-    for case in sorted(some, key=lambda case: (case.text not in taken, case.cost)):
+    for case in sorted(some, key=lambda case: (case.text not in taken, case.price)):
         parsed = Case.parse(case.text)
         new = {(case.law, *cut) for cut in (*_cut(parsed), *_cut_in_call(parsed))} - seen
         if new and (case.text in taken or " mesh=2 " in case.text):
@@ -182,7 +184,7 @@ def pending_operands(cases: Iterable[Tried], taken: set[str]) -> Iterator[Tried]
     law that is taken has them so: an op whose rule keeps a reduction pending wrongly runs the same lines as one that does so rightly."""
     some = (case for case in cases if case.name == "op.forward" and case.word in SOUND)
     seen: set[tuple[str, str, tuple[str, ...]]] = set()
-    for case in sorted(some, key=lambda case: (case.text not in taken, case.cost)):
+    for case in sorted(some, key=lambda case: (case.text not in taken, case.price)):
         pending: defaultdict[str, list[str]] = defaultdict(list)
         for name, spec in specs(Case.parse(case.text)).items():
             for op in {at.op for at in spec.placements or () if isinstance(at, Partial)} & KEPT:
@@ -239,7 +241,7 @@ def of_words(cases: list[Tried], taken: set[str]) -> Iterator[Tried]:
     for case in cases:
         if case.text in taken:
             asked[case.law] |= words_asked(case)
-    for case in sorted(cases, key=lambda case: case.cost):
+    for case in sorted(cases, key=lambda case: case.price):
         asks = case.chapter in TOLD_APART and case.word not in LOST and case.cost < DEAR
         if asks and not (words := words_asked(case)) <= asked[case.law]:
             asked[case.law] |= words
@@ -256,7 +258,7 @@ def choose(folders: Sequence[Path]) -> None:
         if case.name not in whole:
             chapters[case.chapter].append(case)
     taken = {case.text: case for its in chapters.values() for case in cover(its)}
-    limits, listed = smoke_limits(), [case for its in chapters.values() for case in its]
+    limits, listed = _limits(), [case for its in chapters.values() for case in its]
     taken |= {case.text: case for case in tables(listed, limits)}
     taken |= {case.text: case for case in sharded_operands(listed, set(taken))}
     taken |= {case.text: case for case in cut_dims(listed, set(taken))}
@@ -284,6 +286,11 @@ def choose(folders: Sequence[Path]) -> None:
         chosen = [case for case in its if case.text in taken]
         spent, kept = (sum(case.cost for case in some) for some in (its, chosen))
         print(f"{chapter}: {len(its)} cases, {spent:.0f} CPU-seconds; chosen {len(chosen)}, {kept:.0f}", file=sys.stderr)
+
+
+def _limits() -> Limits:
+    target = find_target("gloo", None, None, DEFAULT_WORLD)
+    return Limits(DEFAULT_WORLD, target.dtypes, frozenset(target.cannot), LARGER_WORLD)
 
 
 if __name__ == "__main__":

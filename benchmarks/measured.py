@@ -9,20 +9,16 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 
 from benchmarks.case_notes import NOTES, noted
+from benchmarks.corners import planned
 from benchmarks.smoke import LOOP
-from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws import catalogue
-from shardlaw.conformance.run.request import DEFAULT_WORLD, LARGER_WORLD
-from shardlaw.conformance.run.shares import smoke_shares
-from shardlaw.conformance.target.config import find_target
 
 HERE = Path(__file__).parent
-LISTED = 0.5  # for so much of its cost a case stays that the list at hand has: it was tried on every release
+KEPT_FOR = 0.5  # of its cost is the price of a case of the list at hand: it was tried on every release
 UNIT = 3.5  # CPU-seconds of the loop of benchmarks.smoke on the machine whose CPU-seconds all costs here are
 LOST = frozenset({"crash", "divergence", "hang"})  # of which the others must wait, and whose world is made anew
 WAIT = 1.0  # seconds
@@ -58,8 +54,13 @@ class Tried:
 
     @property
     def cost(self) -> float:
-        """CPU-seconds of all that take part, and seconds of waiting; half of it for a case of the list at hand."""
-        return (OVERHEAD + self.seconds + WAIT * (self.word in LOST)) * (LISTED if self.is_listed else 1)
+        """CPU-seconds of all that take part, and seconds of waiting."""
+        return OVERHEAD + self.seconds + WAIT * (self.word in LOST)
+
+    @property
+    def price(self) -> float:
+        """What the choice weighs against what the case shows."""
+        return self.cost * (KEPT_FOR if self.is_listed else 1)
 
     def shows(self) -> Iterator[tuple[object, ...]]:
         """What the case shows beside the blocks that it enters."""
@@ -93,7 +94,7 @@ def measure(folder: Path, *options: str) -> int:
 def tried(folders: Iterable[Path]) -> list[Tried]:
     """The cases of runs that were measured, each once, with the notes of all ranks."""
     found: dict[str, Tried] = {}
-    listed = listed_texts()
+    listed = {case.text for case in planned(())}
     for folder in folders:
         new: dict[str, Tried] = {}
         speed = UNIT / float((folder / "unit").read_text())
@@ -108,21 +109,3 @@ def tried(folders: Iterable[Path]) -> list[Tried]:
                 case.blocks.update(note.blocks.tolist())
         found |= new
     return list(found.values())
-
-
-@cache
-def listed_texts() -> frozenset[str]:
-    """The cases that the list at hand names."""
-    limits, found = smoke_limits(), set[str]()
-    for law_id, share in smoke_shares().items():
-        law = catalogue().get(law_id)
-        if law is not None and law.sweep is not None and share.indices is not None:
-            found.update(case.text for place, case in enumerate(islice(law.sweep(limits), share.sweeps)) if place in share.indices)
-        found.update(share.cases)
-    return frozenset(found)
-
-
-def smoke_limits() -> Limits:
-    """Of a smoke run on gloo."""
-    target = find_target("gloo", None, None, DEFAULT_WORLD)
-    return Limits(DEFAULT_WORLD, target.dtypes, frozenset(target.cannot), LARGER_WORLD)

@@ -267,7 +267,8 @@ def _places_of_step(step: Step, evidence: Evidence, lines: LineCoverage) -> Iter
     earlier = itertools.takewhile(lambda other: other is not step, evidence.steps)
     if any(other.name == step.name and _layouts(other) == _layouts(step) for other in earlier):
         yield step.rule  # the earlier call was right: what the op's plans are remembered by is given beside its rule
-    if any(len(each.shape) != each.local.ndim for each in traced_tensors(step.results)):  # in place: what it changed is not told of it
+    # an op in place changed its operand, and not what that says of itself; outside of its mesh a tensor is empty and has one dim
+    if any(each.local.numel() and len(each.shape) != each.local.ndim for each in traced_tensors(step.results)):
         yield from filter(torch_trace.gives_spec, evidence.visited)
     below = functions_below(evidence, step.rule)
     under = [place for place in below if count_calls(place) <= 1]

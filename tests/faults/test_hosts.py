@@ -18,7 +18,7 @@ from tests.faults.agents import hub_of, pool_of, start
 from tests.faults.conftest import LAWS, House, case
 from tests.faults.test_leaving import left
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(150)]
 AGENTS = 3
 
 

@@ -20,7 +20,7 @@ from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.world import Pool, WorldError
 from tests.faults.conftest import LAWS, case
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 ROOT = Path(__file__).parents[2]
 
 
@@ -65,7 +65,7 @@ def left(started: dict[str, Any], seconds: float) -> list[str]:
 @pytest.mark.parametrize("how", ["raises", "forgets"])
 def test_driver_that_ends_by_itself(how: str) -> None:
     with driver(how) as (process, started):
-        out, error = process.communicate(timeout=100)
+        out, error = process.communicate(timeout=30)
         assert process.returncode == (how == "raises"), error
         assert len(started["pids"]) == 6
         assert left(started, 0 if how != "forgets" else 5) == []

@@ -6,7 +6,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.verdict import Verdict
 from tests.faults.conftest import House, case
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 
 def outcomes(verdict: Verdict) -> list[str]:

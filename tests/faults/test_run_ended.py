@@ -21,7 +21,7 @@ from shardlaw.conformance.run.engine import Run
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.target.config import find_target
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 ROOT = Path(__file__).parents[2]
 SECONDS = 5  # within which everything is gone
 
@@ -94,7 +94,7 @@ def test_run_whose_driver_breaks(tmp_path: Path) -> None:
         theirs = psutil.Process(process.pid).children(recursive=True)
         shutil.rmtree(report / "findings")
         (report / "findings").write_text("in the way")
-        out, _ = process.communicate(timeout=200)
+        out, _ = process.communicate(timeout=90)
         assert process.returncode in (1, 3), out
         assert alive(theirs) == []
     assert read(report)["laws"]

@@ -18,7 +18,7 @@ from shardlaw.conformance.errors import UsageError
 from shardlaw.conformance.world.hosts.torchrun import is_secondary_process, launch_info
 from shardlaw.conformance.world.launch import free_port
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 LAUNCHED = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -123,7 +123,7 @@ def test_findings_come_out_as_the_drivers_code(tmp_path: Path) -> None:
 
 def test_request_that_is_refused_is_refused_once(tmp_path: Path) -> None:
     with launched(tmp_path / "report", "redistribute.*", "--world-size", "9", processes=1) as agents:
-        out = agents[0].communicate(timeout=200)[0]
+        out = agents[0].communicate(timeout=100)[0]
         assert out.count("shardlaw: --world-size 9: torchrun has launched 2 processes") == 1
         assert agents[1].wait(100) in (0, 1)
 

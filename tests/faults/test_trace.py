@@ -20,7 +20,7 @@ from shardlaw.conformance.rank.trace import Tracer
 from shardlaw.conformance.run.place import find_places
 from shardlaw.conformance.world import Pool
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")

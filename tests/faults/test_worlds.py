@@ -14,7 +14,7 @@ from shardlaw.conformance.world.progress import MAX_BATCH_CASES
 from tests.faults import laws
 from tests.faults.conftest import LAWS, House, case
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 
 def test_each_case_has_one_verdict_in_order(house: House) -> None:

@@ -88,7 +88,9 @@ def test_the_cheapest_cases_that_show_everything_are_chosen_but_what_shows_littl
     lost = case(f"{LAW} mesh=2 x=4:R how=data seed=5", 0.001, 1, 4, word="divergence")
     alone = case(f"{LAW} mesh=2 x=4:R how=data seed=6", 0.2, 5)
     assert {one.text for one in cover([one, dear, cheap, wrong, slow, lost, alone])} == {one.text, cheap.text, wrong.text, alone.text}
-    assert replace(dear, is_listed=True).cost == dear.cost / 2
+    kept = replace(slow, seconds=0.4, is_listed=True)  # would cost too much as a new one
+    assert {each.text for each in cover([one, kept])} == {one.text, kept.text}
+    assert {each.text for each in cover([one, replace(kept, is_listed=False)])} == {one.text}
 
 
 def test_each_word_of_a_law_that_is_told_apart_by_words_keeps_its_cheapest_case() -> None:

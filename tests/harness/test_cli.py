@@ -180,7 +180,7 @@ def test_repro_writes_a_script(shell: Shell) -> None:
     assert "cannot be written" in refused(shell("repro", str(path), "-o", "no/such/folder/script.py"))
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SHARDLAW_LAWS")}
     ran = subprocess.run(
-        [sys.executable, "-I", "script.py"], cwd=shell.folder, env=clean, capture_output=True, text=True, check=False, timeout=200
+        [sys.executable, "-I", "script.py"], cwd=shell.folder, env=clean, capture_output=True, text=True, check=False, timeout=60
     )
     assert ran.returncode == 1
     assert "rank 1: WRONG" in ran.stdout

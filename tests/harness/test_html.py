@@ -309,7 +309,7 @@ def test_a_link_to_a_finding_opens_it(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text(render_html(made, stored(tmp_path, made)))
     command = ["chromium", "--headless", "--no-sandbox", f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom"]
     url = f"{(tmp_path / 'report.html').as_uri()}#finding-00000002"
-    text = subprocess.run([*command, url], capture_output=True, text=True, timeout=150, check=True).stdout
+    text = subprocess.run([*command, url], capture_output=True, text=True, timeout=60, check=True).stdout
     opened = re.findall(r'<article id="([\w-]+)"[^>]*><details open', text)
     assert opened == ["finding-00000000", "finding-00000002"]
     assert text.count('class="cp"') >= 3

@@ -129,16 +129,17 @@ def test_where_only_metadata_are_wrong_what_finds_them_comes_first_unless_the_op
     assert find_places(verdict(*answers, kind=kind), [])[0] == (finds if (kind, calls) == ("wrong-metadata", 1) else RULE)
 
 
-@pytest.mark.parametrize("dims", [1, 2])
-def test_an_op_whose_result_has_other_dims_than_it_says_is_put_down_to_what_gives_it_its_spec(dims: int) -> None:
+@pytest.mark.parametrize(("dims", "elements"), [(1, 2), (2, 2), (2, 0)])
+def test_an_op_whose_result_has_other_dims_than_it_says_is_put_down_to_what_gives_it_its_spec(dims: int, elements: int) -> None:
     gives = "OpDispatcher._dispatch_fast_path_python_tail, torch/distributed/tensor/_dispatch.py:489"
 
     def said(step: Step) -> Step:
-        return replace(step, results=tuple(replace(each, shape=(4,) * dims) for each in traced_tensors(step.results)))
+        gave = (replace(each, shape=(4,) * dims, local=each.local[:elements]) for each in traced_tensors(step.results))
+        return replace(step, results=tuple(gave))
 
     noted = [heard((said(step),), dict.fromkeys((RULE, gives), frozenset({1}))) for step in wrong()]
     answers = (Answer(rank, "deviates", evidence=evidence) for rank, evidence in enumerate(noted))
-    assert find_places(verdict(*answers, kind="wrong-metadata"), [])[0] == (gives if dims == 2 else RULE)
+    assert find_places(verdict(*answers, kind="wrong-metadata"), [])[0] == (gives if dims == 2 and elements else RULE)
 
 
 def test_what_a_rule_returns_as_its_own_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ SHARD = (
 )
 
 
-def alone(text: str, folder: Path, limit: int = 200) -> subprocess.CompletedProcess[str]:
+def alone(text: str, folder: Path, limit: int = 60) -> subprocess.CompletedProcess[str]:
     """A script as a user runs it; the others are forked from a process that has torch loaded."""
     path = folder / "script.py"
     path.write_text(text)

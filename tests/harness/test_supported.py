@@ -78,7 +78,7 @@ def shardlaw(folder: Path, planted: str, *arguments: str, by: Sequence[str] = ("
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))}
     env.pop("SHARDLAW_LAWS", None)  # of other tests
     command = [sys.executable, *by, *arguments]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100, check=False)
 
 
 @pytest.mark.ranks

@@ -28,6 +28,7 @@ def test_every_row_has_a_case_or_says_why_there_is_none() -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.timeout(600)
 def test_the_case_of_every_row_holds_or_is_known() -> None:
     known = load(expectation_files(Target()), list(catalogue().values()), torch.__version__)
     by_law = defaultdict(list)

@@ -84,6 +84,7 @@ def faulty(named: Path) -> Iterator[Pool]:
         yield pool
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.ranks
 def test_controls_hold(healthy: Pool) -> None:
     said = judge(healthy, [(law, Case.parse(law.control)) for law in LAWS])
@@ -95,6 +96,7 @@ def test_controls_hold(healthy: Pool) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.planted
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", sorted(BY_FAULT))
 def test_planted_fault_is_seen_in_a_case_that_holds_without_it(fault: str, healthy: Pool, faulty: Pool, named: Path) -> None:
     """The control shows it, or, where nothing of it is sharded, one of the next cases; of one law both scripts are

@@ -282,6 +282,7 @@ def test_a_torch_without_the_hooks_shares_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.ranks
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("law", ["op.forward[add]", "op.forward[mm]", "op.forward[linalg.vector_norm]", "op.program"])
 def test_what_is_taken_is_what_is_worked_out(law: str, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
@@ -316,6 +317,7 @@ def cases_of_size(rows: int) -> Iterator[Case]:
 
 
 @pytest.mark.ranks
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_a_fault_of_some_ranks_alone_is_seen(fault: str, asked: tuple[Pool, Path]) -> None:
     pool, named = asked
@@ -332,6 +334,7 @@ def test_a_fault_of_some_ranks_alone_is_seen(fault: str, asked: tuple[Pool, Path
 
 
 @pytest.mark.ranks
+@pytest.mark.timeout(480)
 def test_a_fault_of_one_rank_alone_is_a_finding_of_a_run(tmp_path: Path) -> None:
     named = tmp_path / "fault"
     named.write_text("rank_1_claims_its_results_whole")

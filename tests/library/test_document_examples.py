@@ -18,6 +18,7 @@ def printed(path: str, *arguments: str) -> list[str]:
 
 
 @pytest.mark.ranks
+@pytest.mark.timeout(300)
 def test_each_layout_computes_the_same_and_loads_what_each_other_saved() -> None:
     lines = printed("checkpoint_example/checkpoint_example.py")
     assert len(lines) == 12

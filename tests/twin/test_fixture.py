@@ -61,7 +61,7 @@ def test_a_twin_in_a_suite_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(f"ASKED = {ASKED}\n{TESTS}{SHOWN}")
     command = [sys.executable, "-m", "pytest", "-p", "shardlaw.conformance.plugin", "-p", "no:cacheprovider", "-q", "test_mine.py"]
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
     assert "departs first: 2" in done.stdout
     assert "2: its output 0 in step 1" in done.stdout

@@ -4,8 +4,8 @@ Fields of a case: ``chunks`` is the number of microbatches, ``dim`` the dim alon
 in which order the stages run, ``mode`` that of their norms: in ``train`` their statistics are updated. ``within`` says
 what the last mesh dim does in each stage: data parallelism (``ddp``, ``fsdp``) or tensor parallelism (``tensor``).
 ``kept`` says that gradients are added up over the steps, ``turned`` that stages give what lies transposed in memory.
-``evaluated`` says what comes after them: ``alike``, the model without targets, ``fewer``, without a loss, twice, the
-second time with fewer rows.
+``evaluated`` says what comes after them: the whole is evaluated by the same schedule without targets (``alike``), or by
+one without a loss, twice, with the same rows (``again``) or the second time with fewer (``fewer``).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _(x: Global, chunks: int, dim: int):
 
 Schedule = Literal["gpipe", "1f1b", "loops", "interleaved", "zero-bubble", "v", "dual-v"]
 Within = Literal["alone", "ddp", "fsdp", "tensor"]
-Evaluated = Literal["alike", "fewer"]
+Evaluated = Literal["alike", "again", "fewer"]
 WIDTH, STEPS = 4, 2
 SCHEDULE_CASES = (
     *(f"mesh=2 schedule={schedule} chunks=4" for schedule in get_args(Schedule)),
@@ -127,6 +127,7 @@ SCHEDULE_CASES = (
     "mesh=2 schedule=gpipe chunks=2 turned=1",
     "mesh=2 schedule=gpipe chunks=2 evaluated=alike",
     "mesh=2 schedule=gpipe chunks=2 evaluated=fewer",
+    "mesh=2 schedule=gpipe chunks=2 evaluated=again",
 )
 
 
@@ -168,7 +169,7 @@ def batch(chunks: int, step: int, seed: int, device: str | None = None) -> tuple
 
 def evaluated_rows(evaluated: str | None) -> tuple[int, ...]:
     """The rows of a microbatch in each evaluation."""
-    return {"alike": (3,), "fewer": (3, 2)}.get(evaluated or "", ())
+    return {"alike": (3,), "again": (3, 3), "fewer": (3, 2)}.get(evaluated or "", ())
 
 
 def place_of(stage: int, ranks: int, schedule: str) -> int:
@@ -263,7 +264,7 @@ def pipelined(
         last = {"target": target, "losses": losses[-1]} if count - 1 in own else {}
         outs.append(pipeline.step(*([x] if 0 in own else []), **last))
         steps.append(learned([model.stages[number] for number in own]))
-    if evaluated == "fewer":
+    if evaluated in ("again", "fewer"):
         pipeline = getattr(pipelining, names[schedule])(stages, chunks)
     for rows in evaluated_rows(evaluated):
         x, _ = batch(chunks, 0, seed, mesh.device_type)
