@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from shardlaw.conformance.law.verdict import error_pattern
 from shardlaw.conformance.report.run_report import ExpectationLine, FindingLine, RunReport, read_case_lines, read_report, report_folder
 from shardlaw.conformance.report.wording import count_noun
 
@@ -210,16 +211,19 @@ def _compare_findings(old: RunReport, new: RunReport) -> Findings:
     pairs, gone, came = _pair_findings(old.findings, new.findings)
     changed = []
     for before, after in pairs:
-        names = [name for name in _compared_names(before, after) if getattr(before, name) != getattr(after, name)]
-        if names:
+        if names := _changed_names(before, after):
             changed.append(ChangedFinding(first=_found_line(before), second=_found_line(after), changed=names))
     return Findings(new=[_found_line(found) for found in came], gone=[_found_line(found) for found in gone], changed=changed)
 
 
-def _compared_names(before: FindingLine, after: FindingLine) -> tuple[str, ...]:
-    # a known fault may be shown by another case, whose message differs
+def _changed_names(before: FindingLine, after: FindingLine) -> list[str]:
+    """What differs between two findings. A message is another one if its pattern is: numbers, paths and addresses are others in each run.
+    A known fault may be shown by another case, whose message differs."""
+    names = [name for name in ("kind", "status") if getattr(before, name) != getattr(after, name)]
     known = before.status == after.status == "expected" and before.text != after.text
-    return ("kind", "status") if known else ("kind", "status", "message")
+    if not known and error_pattern(before.message) != error_pattern(after.message):
+        names.append("message")
+    return names
 
 
 def _found_line(found: FindingLine) -> FoundLine:

@@ -58,6 +58,9 @@ def test_what_changed_is_named(tmp_path: Path) -> None:
     assert found.exit == 1
     found = side_by_side(tmp_path / "message", report(laws, [finding()]), report(laws, [finding(message="rank 1: other")]))
     assert ([pair.changed for pair in found.findings.changed], found.exit) == ([["message"]], 0)
+    first, second = (f"rank 0: no file {path} of {size} bytes at {at}" for path, size, at in (("'/a'", 1, "0x1f"), ("'/b'", 23, "0x2e")))
+    same = side_by_side(tmp_path / "numbers", report(laws, [finding(message=first)]), report(laws, [finding(message=second)]))
+    assert same.findings.changed == []
     known = report([law("op.forward[mean]", "expected")], [finding(status="expected", note="known")])
     found = side_by_side(tmp_path / "status", known, report(laws, [finding()]))
     assert ([pair.changed for pair in found.findings.changed], found.exit) == ([["status"]], 1)
