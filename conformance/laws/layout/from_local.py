@@ -141,14 +141,13 @@ def sweep_checked(limits: Limits) -> list[Case]:
     cases = [fields(mesh=mesh, x=f"{shape}:S(0)", how="sizes") for mesh, shape in uneven]
     cases += [fields(mesh="2@0,2", x="4x3:R", how="data")]
     cases += [fields(mesh=mesh, x=x, how="stride") for mesh, x in (("2", "4x6:S(0)"), ("3", "3x4:R"))]
-    return [case for case in cases if case.world <= limits.world_size] + draws.permuted_mesh_cases("R", how="data")(
-        limits
-    )
+    cases = [case for case in cases if case.world <= limits.world_size]
+    return [*cases, *draws.permuted_mesh_cases("R", how="data")(limits), fields(mesh="2", x="4x6:R", how="trained")]
 
 
 def faulty_local(value: tuple[OwnValues, str], rank: int) -> torch.Tensor:
     """A local tensor with the fault ``how``: other values or numbers of rows on each rank, or another shape, dtype or
-    stride on the last rank."""
+    stride on the last rank, or one that alone requires a gradient."""
     x, how = value
     right, coord = Global.of(x.spec, x.mesh, x.seed), x.mesh.coord(rank)
     if coord is None:
@@ -164,6 +163,8 @@ def faulty_local(value: tuple[OwnValues, str], rank: int) -> torch.Tensor:
     if how == "shape":
         largest = simulate.take(right.full, right.layout, (0,) * x.mesh.ndim)
         return torch.cat([largest, dense((1, *largest.shape[1:]), local.dtype)])
+    if how == "trained":
+        return local.clone().requires_grad_()
     return local.to(torch.float64) if how == "dtype" else local.t().contiguous().t()
 
 
@@ -171,7 +172,7 @@ FaultyLocal = Annotated[
     torch.Tensor,
     ByRankField(lambda case, name: (own_values(case, "x"), case.get("how")), faulty_local, "x", "how"),
 ]
-How = Literal["data", "shape", "dtype", "stride", "sizes"]
+How = Literal["data", "shape", "dtype", "stride", "sizes", "trained"]
 
 
 @law(
