@@ -182,7 +182,7 @@ How = Literal["data", "shape", "dtype", "stride", "sizes", "trained"]
     draw=draw_checked,
     draws=60,
     sweep=sweep_checked,
-    sweeps=10,
+    sweeps=11,
     needs=("broadcast", "object_collectives"),
     weight=0.6,
 )
