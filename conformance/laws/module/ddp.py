@@ -5,7 +5,7 @@ the loss may use one of them. Fields of a case: ``gives`` is the class of the re
 about the graph (``unused``: parameters may be unused, ``static``: every step has the same graph), ``loss`` which
 results the loss uses (``first`` alone, or ``apart``: both, in separate backward passes), ``held`` how many passes under
 ``no_sync`` come before each synchronised one, ``nested``: each of them after another ``no_sync`` within it has ended,
-``buckets`` how gradients are put into buckets.
+``buckets`` how gradients are put into buckets, ``composed``: the model itself is made to replicate.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
@@ -145,6 +146,7 @@ CASES = (
     "mesh=2 gives=tuple graph=static loss=apart",
     "mesh=2 gives=dict graph=unused loss=apart",
     "mesh=2 gives=tensor held=2 nested=1",
+    "mesh=2 gives=tensor held=1 composed=1",
 )
 
 
@@ -175,6 +177,7 @@ def ddp(
     loss: Literal["both", "first", "apart"] = "both",
     buckets: Literal["view", "small"] | None = None,
     nested: bool = False,
+    composed: bool = False,
 ):
     """After each step every rank has the mean of all gradients, whatever the model returns, whatever of it the loss
     uses, and however many passes under no_sync come before, after which it has the sum of its own."""
@@ -185,12 +188,15 @@ def ddp(
     }
     if buckets == "small":
         options["bucket_cap_mb"] = 0.00001
-    parallel, steps, held = DistributedDataParallel(model, process_group=mesh.get_group(), **options), [], []
+    replicate: Any = compat.replicate if composed else DistributedDataParallel
+    parallel, steps, held = replicate(model, process_group=mesh.get_group(), **options), [], []
     for passes in inputs:
         model.zero_grad()
         for number, x in enumerate(passes):
             last = number == len(passes) - 1
-            with nullcontext() if last else parallel.no_sync():
+            if composed:
+                parallel.set_requires_gradient_sync(last)
+            with nullcontext() if last or composed else parallel.no_sync():
                 if nested and not last:
                     with parallel.no_sync():
                         pass
