@@ -147,7 +147,7 @@ def sweep_checked(limits: Limits) -> list[Case]:
 
 def faulty_local(value: tuple[OwnValues, str], rank: int) -> torch.Tensor:
     """A local tensor with the fault ``how``: other values or numbers of rows on each rank, or another shape, dtype or
-    stride on the last rank, or one that alone requires a gradient."""
+    stride on the last rank. With ``trained`` it has none: that of the last rank will require a gradient."""
     x, how = value
     right, coord = Global.of(x.spec, x.mesh, x.seed), x.mesh.coord(rank)
     if coord is None:
@@ -158,13 +158,11 @@ def faulty_local(value: tuple[OwnValues, str], rank: int) -> torch.Tensor:
         sizes = [1, 3, 1, 3] if x.mesh.size == 4 else [1, *[2] * (x.mesh.size - 2), 3]
         return right.full.split(sizes)[coord[0]].clone()  # type: ignore[no-any-return]
     local = right.local(rank)
-    if rank != max(x.mesh.ranks):
+    if rank != max(x.mesh.ranks) or how == "trained":
         return local
     if how == "shape":
         largest = simulate.take(right.full, right.layout, (0,) * x.mesh.ndim)
         return torch.cat([largest, dense((1, *largest.shape[1:]), local.dtype)])
-    if how == "trained":
-        return local.clone().requires_grad_()
     return local.to(torch.float64) if how == "dtype" else local.t().contiguous().t()
 
 
@@ -194,6 +192,8 @@ def run_check(
     if how == "data":
         checked = DTensor.from_local(local, mesh, placements, run_check=True, shape=shape, stride=stride)
         return {"data": checked.to_local()}
+    if how == "trained" and mesh.get_rank() == mesh.mesh.max():
+        local.requires_grad_()
     metadata = {"shape": shape, "stride": stride} if how == "sizes" else {}
     return {"refused": caught(lambda: DTensor.from_local(local, mesh, placements, run_check=True, **metadata))}  # type: ignore[arg-type]
 
