@@ -175,6 +175,10 @@ ATTEMPTS = {
     "group-of-a-pair-of-numbers": lambda rank, size: compat.functional.all_reduce(torch.ones(2), "sum", (0, 1)),
     "group-of-an-unknown-name": lambda rank, size: compat.functional.all_reduce(torch.ones(2), "sum", "unknown"),
     "no-group": lambda rank, size: compat.functional.all_reduce(torch.ones(2), "sum", None),
+    "functional-splits-of-the-other-side": lambda rank, size: compat.functional.all_to_all_single(
+        torch.ones(size), None, [1] * size, dist.group.WORLD
+    ),
+    "rank-in-two-subgroups": lambda rank, size: dist.new_subgroups_by_enumeration([[*range(size)], [size - 1]]),
 }
 
 

@@ -215,7 +215,7 @@ def _(x: Global, how, mesh__inner=None):
     }
 
 
-# invalid layouts: shape, placements on a 1-D mesh, placements on a 2-D mesh
+# invalid layouts: shape, placements on a 1-D mesh, on a 2-D mesh, and on a 3-D mesh
 INVALID = {
     "dim-out": ("5x4", "S(2)", "R,S(2)"),
     "dim-far-out": ("5x4", "S(7)", "S(7),R"),
@@ -224,7 +224,7 @@ INVALID = {
     "few": ("5x4", "", "S(0)"),
     "many": ("5x4", "S(0),R", "S(0),R,R"),
     "0-d": ("()", "S(0)", "R,S(0)"),
-    "mixed-partial": ("5x4", "", "P(sum),P(max)"),
+    "mixed-partial": ("5x4", "", "P(sum),P(max)", "P(sum),P(avg),P(max)"),
     "product": ("5x4", "P(product)", "R,P(product)"),
 }
 # how many of them, from the first on, each function must refuse
@@ -232,18 +232,18 @@ REFUSED_COUNTS = {"distribute": 9, "from_local": 8, "zeros": 7}
 # invalid calls with a valid layout
 CALLS = (
     *("non-leaf", "other-placements", "other-mesh", "local-dtensor", "shape-alone", "stride-alone", "other-memory"),
-    *("pending-shard", "pending-chunks", "unlike-shards"),
+    *("pending-shard", "pending-chunks", "unlike-shards", "unlike-rows"),
 )
 
 
 def sweep_refusals(limits: Limits) -> list[Case]:
-    cases, meshes = [], [Mesh.parse(text) for text in ("2", "3", "1x2", "2x1", "2x2")]
+    cases, meshes = [], [Mesh.parse(text) for text in ("2", "3", "1x2", "2x1", "2x2", "1x2x2")]
     for how, count in REFUSED_COUNTS.items():
         for attempt in [*INVALID][:count]:
             shape, *by_ndim = INVALID[attempt]
-            layouts = [(mesh, by_ndim[mesh.ndim - 1]) for mesh in meshes]
+            layouts = [(mesh, by_ndim[mesh.ndim - 1]) for mesh in meshes if mesh.ndim <= len(by_ndim)]
             cases += [fields(mesh=mesh, x=f"{shape}:{at}", how=how, attempt=attempt) for mesh, at in layouts if at]
-    cases += [fields(mesh=mesh, how="call", attempt=attempt) for attempt in CALLS for mesh in meshes]
+    cases += [fields(mesh=mesh, how="call", attempt=attempt) for attempt in CALLS for mesh in meshes if mesh.ndim < 3]
     return [case for case in cases if case.world <= limits.world_size]
 
 
@@ -252,7 +252,7 @@ def sweep_refusals(limits: Limits) -> list[Case]:
     source=f"{DOC}, distribute_tensor, DTensor.from_local and the factories (one placement for each mesh dim; Raises)",
     control="mesh=1x2 x=5x4:P(sum),P(max) how=from_local attempt=mixed-partial",
     sweep=sweep_refusals,
-    sweeps=160,
+    sweeps=168,
     features=lambda case: {"from-local"} if case.get("how") == "from_local" else set(),
     weight=0.4,
 )
@@ -290,6 +290,7 @@ def refusals(
         "other-memory": lambda: dtensor.zeros(4, 4, layout=torch.sparse_coo, device_mesh=mesh, placements=at),
         "pending-shard": lambda: pending().__get_tensor_shard__(MetadataIndex("x", torch.Size((0, 0)))),
         "unlike-shards": lambda: compat.global_tensor_shape(torch.Size((2, 3 + dist.get_rank())), mesh, at),
+        "unlike-rows": lambda: compat.global_tensor_shape(torch.Size((2 + dist.get_rank(), 3)), mesh, other),
         "pending-chunks": lambda: pending().__create_chunk_list__(),
     }
     return caught(calls[attempt if how == "call" else how])

@@ -141,14 +141,13 @@ def sweep_checked(limits: Limits) -> list[Case]:
     cases = [fields(mesh=mesh, x=f"{shape}:S(0)", how="sizes") for mesh, shape in uneven]
     cases += [fields(mesh="2@0,2", x="4x3:R", how="data")]
     cases += [fields(mesh=mesh, x=x, how="stride") for mesh, x in (("2", "4x6:S(0)"), ("3", "3x4:R"))]
-    return [case for case in cases if case.world <= limits.world_size] + draws.permuted_mesh_cases("R", how="data")(
-        limits
-    )
+    cases = [case for case in cases if case.world <= limits.world_size]
+    return [*cases, *draws.permuted_mesh_cases("R", how="data")(limits), fields(mesh="2", x="4x6:R", how="trained")]
 
 
 def faulty_local(value: tuple[OwnValues, str], rank: int) -> torch.Tensor:
     """A local tensor with the fault ``how``: other values or numbers of rows on each rank, or another shape, dtype or
-    stride on the last rank."""
+    stride on the last rank. With ``trained`` it has none: that of the last rank will require a gradient."""
     x, how = value
     right, coord = Global.of(x.spec, x.mesh, x.seed), x.mesh.coord(rank)
     if coord is None:
@@ -159,7 +158,7 @@ def faulty_local(value: tuple[OwnValues, str], rank: int) -> torch.Tensor:
         sizes = [1, 3, 1, 3] if x.mesh.size == 4 else [1, *[2] * (x.mesh.size - 2), 3]
         return right.full.split(sizes)[coord[0]].clone()  # type: ignore[no-any-return]
     local = right.local(rank)
-    if rank != max(x.mesh.ranks):
+    if rank != max(x.mesh.ranks) or how == "trained":
         return local
     if how == "shape":
         largest = simulate.take(right.full, right.layout, (0,) * x.mesh.ndim)
@@ -171,7 +170,7 @@ FaultyLocal = Annotated[
     torch.Tensor,
     ByRankField(lambda case, name: (own_values(case, "x"), case.get("how")), faulty_local, "x", "how"),
 ]
-How = Literal["data", "shape", "dtype", "stride", "sizes"]
+How = Literal["data", "shape", "dtype", "stride", "sizes", "trained"]
 
 
 @law(
@@ -181,7 +180,7 @@ How = Literal["data", "shape", "dtype", "stride", "sizes"]
     draw=draw_checked,
     draws=60,
     sweep=sweep_checked,
-    sweeps=10,
+    sweeps=11,
     needs=("broadcast", "object_collectives"),
     weight=0.6,
 )
@@ -193,6 +192,8 @@ def run_check(
     if how == "data":
         checked = DTensor.from_local(local, mesh, placements, run_check=True, shape=shape, stride=stride)
         return {"data": checked.to_local()}
+    if how == "trained" and mesh.get_rank() == mesh.mesh.max():
+        local.requires_grad_()
     metadata = {"shape": shape, "stride": stride} if how == "sizes" else {}
     return {"refused": caught(lambda: DTensor.from_local(local, mesh, placements, run_check=True, **metadata))}  # type: ignore[arg-type]
 

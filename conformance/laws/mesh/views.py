@@ -210,15 +210,17 @@ UNFLATTENED = ("2 2x1", "2 1x2", "3 3x1", "3 1x3", "4 2x2", "4 4x1", "4 2x1x2", 
     tier="extended",
 )
 def unflatten(mesh: MeshTable, sizes: Shape, device: Device):
-    """Unflattened dims have the ranks of the dim in row-major order, and flatten to that dim again."""
+    """Unflattened dims have the ranks of the dim in row-major order, and flatten to that dim again; the mesh itself
+    stays as it is."""
     flat = DeviceMesh(device.type, mesh, mesh_dim_names=("flat",))
     cut = compat.unflatten_mesh(flat, 0, sizes, ("a", "b", "c")[: len(sizes)])
     back = compat.flatten_mesh(cut, "back")
     longer = caught(lambda: compat.unflatten_mesh(flat, 0, (len(mesh) + 1, 1), ("p", "q")))
-    return {"unflatten": describe(cut), "back": describe(back), "size": longer}
+    return {"unflatten": describe(cut), "back": describe(back), "itself": describe(flat), "size": longer}
 
 
 @unflatten.due
 def _(mesh, sizes, rank: Rank):
     cut = describe_due(Mesh(sizes, mesh.ranks), DIM_NAMES[: len(sizes)], rank)
-    return {"unflatten": cut, "back": describe_due(mesh, ("back",), rank), "size": Refused()}
+    itself = describe_due(mesh, ("flat",), rank)
+    return {"unflatten": cut, "back": describe_due(mesh, ("back",), rank), "itself": itself, "size": Refused()}

@@ -109,12 +109,14 @@ class AfterAlone(TwoParts):
 
 
 class GivenMesh(AfterAlone):
-    """Its hook is given the mesh alone; it is gathered in one part, into a plain tensor."""
+    """Its hook is given the mesh alone, along which it is gathered in one part, into a plain tensor."""
 
     def fsdp_pre_all_gather(self, mesh: Any) -> Any:
-        return (self.full(),), None
+        return (self.full(),), mesh.size() * self.size(0)
 
     def fsdp_post_all_gather(self, outputs: Any, metadata: Any, dtype: torch.dtype, *, out: Any = None) -> Any:
+        if outputs[0].size(0) != metadata:
+            raise ValueError(f"{outputs[0].size(0)} rows come from a mesh that has {metadata}")
         return outputs[0], outputs
 
 

@@ -4,7 +4,8 @@ The model has two layers in parallel, so that it has two results: it may return 
 the loss may use one of them. Fields of a case: ``gives`` is the class of the return value, ``graph`` what DDP is told
 about the graph (``unused``: parameters may be unused, ``static``: every step has the same graph), ``loss`` which
 results the loss uses (``first`` alone, or ``apart``: both, in separate backward passes), ``held`` how many passes under
-``no_sync`` come before each synchronised one, ``buckets`` how gradients are put into buckets.
+``no_sync`` come before each synchronised one, ``nested``: each of them after another ``no_sync`` within it has ended,
+``buckets`` how gradients are put into buckets, ``composed``: the model itself is made to replicate.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
-from shardlaw.conformance.law.fields import NamedMesh
+from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.arguments import ByRank, FromCase, ModuleCall
 from shardlaw.conformance.laws.module.model_fields import reduced_gradients
 from shardlaw.conformance.laws.shared import draws
+from shardlaw.reference.mesh import Mesh
 from shardlaw.strategies.meshes import palette_meshes
 from shardlaw.strategies.modules import build_model, eighths
 
@@ -142,7 +145,13 @@ CASES = (
     "mesh=2 gives=tuple graph=static loss=first",
     "mesh=2 gives=tuple graph=static loss=apart",
     "mesh=2 gives=dict graph=unused loss=apart",
+    "mesh=2 gives=tensor held=2 nested=1",
+    "mesh=2 gives=tensor held=1 composed=1",
 )
+
+
+def copied_gradients(model: nn.Module) -> dict[str, Any]:
+    return {name: None if grad is None else grad.clone() for name, grad in reduced_gradients(model).items()}
 
 
 @law(
@@ -167,9 +176,11 @@ def ddp(
     graph: Graph = "free",
     loss: Literal["both", "first", "apart"] = "both",
     buckets: Literal["view", "small"] | None = None,
+    nested: bool = False,
+    composed: bool = False,
 ):
     """After each step every rank has the mean of all gradients, whatever the model returns, whatever of it the loss
-    uses, and however many passes under no_sync come before."""
+    uses, and however many passes under no_sync come before, after which it has the sum of its own."""
     options: dict[str, Any] = {
         "find_unused_parameters": graph == "unused",
         "static_graph": graph == "static",
@@ -177,24 +188,37 @@ def ddp(
     }
     if buckets == "small":
         options["bucket_cap_mb"] = 0.00001
-    parallel, steps = DistributedDataParallel(model, process_group=mesh.get_group(), **options), []
+    replicate: Any = compat.replicate if composed else DistributedDataParallel
+    parallel, steps, held = replicate(model, process_group=mesh.get_group(), **options), [], []
     for passes in inputs:
         model.zero_grad()
         for number, x in enumerate(passes):
-            with nullcontext() if number == len(passes) - 1 else parallel.no_sync():
+            last = number == len(passes) - 1
+            if composed:
+                parallel.set_requires_gradient_sync(last)
+            with nullcontext() if last or composed else parallel.no_sync():
+                if nested and not last:
+                    with parallel.no_sync():
+                        pass
                 backward(parallel(x), loss)
-        steps.append({name: None if grad is None else grad.clone() for name, grad in reduced_gradients(model).items()})
-    return {"steps": steps}
+            if not last:
+                held.append(copied_gradients(model))
+        steps.append(copied_gradients(model))
+    return {"steps": steps, "held": held}
 
 
 @ddp.due
-def _(model, inputs: list[Any], loss: str):
-    steps = []
+def _(model, mesh: Mesh, inputs: list[Any], loss: str, rank: Rank):
+    steps, held = [], list[Any]()
     for step in range(STEPS):
+        model.zero_grad()
+        for x in inputs[mesh.ranks.index(rank)][step][:-1]:
+            backward(model(x), loss)
+            held.append({name: None if grad is None else Near(grad) for name, grad in copied_gradients(model).items()})
         model.zero_grad()
         for rank_steps in inputs:
             for x in rank_steps[step]:
                 backward(model(x), loss)
         grads = reduced_gradients(model)
         steps.append({name: None if grad is None else Near(grad / len(inputs)) for name, grad in grads.items()})
-    return {"steps": steps}
+    return {"steps": steps, "held": held}

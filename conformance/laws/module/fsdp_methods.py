@@ -90,8 +90,8 @@ def configure(model: Any, way: str) -> None:
         case "prefetched-backward":
             model.set_modules_to_backward_prefetch([model.net2, model.net1])
             model.net2.set_modules_to_backward_prefetch([model.net1])
-        case "kept-after-forward" | "freed-after-forward":
-            model.set_reshard_after_forward(way == "freed-after-forward")
+        case "kept-after-forward" | "freed-after-forward" | "freed-whole":
+            model.set_reshard_after_forward(way != "kept-after-forward")
         case "kept-after-backward":
             model.set_reshard_after_backward(False)
         case "own-communication":
@@ -174,6 +174,7 @@ Way = Literal[
     "own-group",
     "kept-storage",
     "layer-method",
+    "freed-whole",
 ]
 METHOD_CASES = (
     "mesh=2 model=mlp dims=5x7x3 way=prefetched-forward",
@@ -204,6 +205,7 @@ METHOD_CASES = (
     "mesh=2x2 model=mlp dims=5x7x3 passes=2 way=own-group",
     "mesh=2 model=mlp dims=5x7x3 way=kept-storage",
     "mesh=2 model=mlp dims=5x7x3 way=layer-method",
+    "mesh=2 model=mlp dims=5x7x3 way=freed-whole",
 )
 
 
@@ -219,7 +221,7 @@ def fsdp_methods(model: MLPModel, mesh: NamedMesh, inputs: Inputs, way: Way, pas
     model = model.float() if single else model
     layers = [model.net1, model.net2]
     options = {"mesh": mesh} | ({"offload_policy": CPUOffloadPolicy(pin_memory=False)} if way == "offloaded" else {})
-    for unit in [layers] if way == "grouped" else layers:
+    for unit in {"grouped": [layers], "freed-whole": []}.get(way, layers):
         fully_shard(unit, **options)
     if way != "two-roots":
         fully_shard(model, **options)
@@ -301,6 +303,7 @@ GRADIENT_CASES = (
     "mesh=2 model=mlp dims=5x7x3 way=integers compute=float32",
     "mesh=3 model=mlp dims=5x7x3 way=factor passes=2",
     "mesh=2 model=mlp dims=5x7x3 way=integers compute=float32 longs=1",
+    "mesh=2x2 model=mlp dims=5x7x3 way=meshes freed=1",
 )
 
 
@@ -329,10 +332,11 @@ def changed_gradients(
     passes: int = 1,
     compute: torch.dtype | None = None,
     longs: bool = False,
+    freed: bool = False,
 ):
     """Hooks, divide factors, ignored and unused parameters, parameters of integers, and a mesh for each parameter
     change the gradients of a fully sharded model as documented, also where only the last pass shares them."""
-    model_mesh, options = mesh, dict[str, Any]()
+    model_mesh, options = mesh, {"reshard_after_forward": True} if freed else dict[str, Any]()
     if compute is not None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float64)
     if way == "integers":

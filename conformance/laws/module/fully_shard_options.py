@@ -366,6 +366,9 @@ SWEEPS = {
     "otherwise": (
         "mesh=2 model=mlp dims=4x6x2 reshard=yes dim=-1",
         "mesh=3 model=mlp dims=3x6x3 reshard=no units=1 dim=-2 looked=1",
+        # by the number of ranks that shard, in a dtype of which means are taken
+        "mesh=2x2 model=mlp dims=4x6x2 reshard=yes factor=2.0 compute=float32 reduce=float32",
+        "mesh=2x1 model=mlp dims=4x6x2 reshard=yes factor=4.0 compute=float32 reduce=float32",
     ),
     "shared": ("mesh=2 model=tied dims=5x3 reshard=yes units=1",),  # in groups of their own
     "precision": (

@@ -56,6 +56,7 @@ CASES = (
     "mesh=2 model=mlp dims=5x7x3 hooks=two",
     "mesh=4 model=mlp dims=5x8x4 hooks=mesh reshard=2",
     "mesh=2 model=mlp dims=5x6x4 hooks=unlike",
+    "mesh=1x2 model=mlp dims=5x6x4 hooks=mesh",
 )
 
 

@@ -62,8 +62,9 @@ class Probe(nn.Module):
 @dataclass(frozen=True)
 class PrepareStyle:
     """A style that moves tensors from the placement ``source`` to ``target``. ``second``: whether there is a second
-    positional tensor, and whether the style names its layout. ``extra``: whether a keyword argument is prepared too, or
-    ``alone``. ``local``: prepared tensors become local ones. ``local_input``: the module gets local tensors."""
+    positional tensor, and whether the style names its layout; ``named``: it comes by keyword and has no layout.
+    ``extra``: whether a keyword argument is prepared too, or ``alone``. ``local``: prepared tensors become local ones.
+    ``local_input``: the module gets local tensors."""
 
     side: str
     source: Placement
@@ -81,7 +82,7 @@ class PrepareStyle:
     @property
     def argument(self) -> Style:
         def layouts(placement: Placement) -> Any:
-            return {"none": placement, "plain": (placement, None), "alike": (placement, placement)}[self.second]
+            return {"plain": (placement, None), "alike": (placement, placement)}.get(self.second, placement)
 
         options: dict[str, Any] = {}
         if self.side != "output" and self.extra != "alone":
@@ -104,7 +105,7 @@ class PrepareStyle:
 
 def read_style(case: Case) -> PrepareStyle:
     side = WordField(CLASSES).parse(case.get("style"))
-    second = WordField(("none", "plain", "alike")).parse(case.get("beside", "none"))
+    second = WordField(("none", "plain", "alike", "named")).parse(case.get("beside", "none"))
     (source,), (target,) = case.placements("from"), case.placements("to")
     local_input = WordField(("sharded", "local")).parse(case.get("inside", "sharded")) == "local"
     return PrepareStyle(side, source, target, second, case.get("extra", ""), case.get("local") == "yes", local_input)
@@ -118,21 +119,23 @@ def read_inputs(case: Case) -> list[Any]:
         full = eighths(case.shape("shape"), case.seed + 3 * number)
         return module_input(dtensor(mesh, full, style.source, seed=3), wrapped="wrapped" in case)
 
-    second = {"none": None, "plain": torch.ones(3), "alike": tensor(1)}[style.second]
+    second = {"none": None, "alike": tensor(1)}.get(style.second, torch.ones(3))
     return [tensor(0), second, tensor(2) if style.extra else None]
 
 
 StyleArgument = Annotated[Any, FromCase(read_style, "style", "from", "to", "beside", "extra", "local", "inside")]
 Inputs = Annotated[list[Any], FromCase(read_inputs, "shape", "wrapped")]
+ByName = Annotated[bool, FromCase(lambda case: case.get("beside", "none") == "named")]
 
 
-def prepared(style: StyleArgument, mesh: DeviceMesh, inputs: Inputs):
+def prepared(style: StyleArgument, mesh: DeviceMesh, inputs: Inputs, by_name: ByName):
     """Tensors with a layout, positional or by keyword, are taken in it and moved to the desired layout; other arguments
     pass unchanged."""
     probe, (first, second, extra) = Probe(), inputs
     parallelize_module(nn.ModuleDict({"probe": probe}), mesh, {"probe": style})
-    by_position = [first] if second is None else [first, second]
-    out = probe(*by_position) if extra is None else probe(*by_position, extra=extra)
+    by_position = [first] if second is None or by_name else [first, second]
+    named = ({"second": second} if by_name else {}) | ({} if extra is None else {"extra": extra})
+    out = probe(*by_position, **named)
     outs = [*out] if isinstance(out, tuple) else [out]
     passed = [received is given for received, given in zip(probe.received, inputs, strict=True)]
     return {"met": [*probe.received], "passed": passed, "output": outs, "returned": outs[-1] is second}
@@ -143,7 +146,7 @@ def prepared_due(style: PrepareStyle, inputs: list[Any], rank: Rank):
         moved = value.under((placement,))
         return moved.local(rank) if local else moved
 
-    side, alone, plain = style.side, style.extra == "alone", style.second == "plain"
+    side, alone, plain = style.side, style.extra == "alone", style.second in ("plain", "named")
     tensors = [value if isinstance(value, DTensorValue) else None for value in inputs]
     received: list[Any] = [...] * 3
     if side != "output":
@@ -188,6 +191,7 @@ CONTROLS = {
     "output": "mesh=2 style=output shape=4x3 from=R to=S(0) local=yes",
     "both": "mesh=2 style=both shape=4x3 from=S(0) to=R local=yes",
 }
+NAMED = "mesh=2 style=input shape=4x3 from=S(0) to=R local=no beside=named extra=1"  # of two keywords one has a layout
 LAWS = make_laws(
     prepared,
     prepared_due,
@@ -196,6 +200,7 @@ LAWS = make_laws(
             "control": control,
             "draw": partial(draw_prepare, side=side),
             "source": f"{DOC}, {CLASSES[side]}",
+            **({"sweep": texts(NAMED), "sweeps": 1} if side == "input" else {}),
         }
         for side, control in CONTROLS.items()
     },
