@@ -133,6 +133,7 @@ MODULES = (
     "module.fsdp1",
     "module.local_map",
     "module.microbatches",
+    "module.pipeline_stages",
     "module.experimental",
     "module.context_parallel",
     "module.register_sharding",

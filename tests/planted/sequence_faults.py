@@ -58,3 +58,10 @@ def gradients_of_a_stage_are_divided_twice() -> None:
     @instead(PipelineStage, "scale_grads")
     def fault(true: Any, self: Any, factor: int) -> None:
         true(self, factor * 2)
+
+
+@breaks("module.pipeline-stages")
+def a_stage_is_sent_half_of_each_gradient() -> None:
+    @instead(PipelineStage, "_retrieve_recv_grads")
+    def fault(true: Any, self: Any, chunk: int) -> Any:
+        return tuple(grad if grad is None else grad / 2 for grad in true(self, chunk))

@@ -5,7 +5,8 @@ in which order the stages run, ``mode`` that of their norms: in ``train`` their 
 what the last mesh dim does in each stage: data parallelism (``ddp``, ``fsdp``) or tensor parallelism (``tensor``).
 ``kept`` says that gradients are added up over the steps, ``turned`` that stages give what lies transposed in memory.
 ``evaluated`` says what comes after them: the whole is evaluated by the same schedule without targets (``alike``), or by
-one without a loss, twice, with the same rows (``again``) or the second time with fewer (``fewer``).
+one without a loss, twice, with the same rows (``again``) or the second time with fewer (``fewer``); or it is evaluated
+with targets after each of them, before its gradients are used (``between``).
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _(x: Global, chunks: int, dim: int):
 
 Schedule = Literal["gpipe", "1f1b", "loops", "interleaved", "zero-bubble", "v", "dual-v"]
 Within = Literal["alone", "ddp", "fsdp", "tensor"]
-Evaluated = Literal["alike", "again", "fewer"]
+Evaluated = Literal["alike", "again", "fewer", "between"]
 WIDTH, STEPS = 4, 2
 SCHEDULE_CASES = (
     *(f"mesh=2 schedule={schedule} chunks=4" for schedule in get_args(Schedule)),
@@ -128,6 +129,10 @@ SCHEDULE_CASES = (
     "mesh=2 schedule=gpipe chunks=2 evaluated=alike",
     "mesh=2 schedule=gpipe chunks=2 evaluated=fewer",
     "mesh=2 schedule=gpipe chunks=2 evaluated=again",
+    "mesh=2 schedule=gpipe chunks=1 evaluated=between",
+    "mesh=2 schedule=gpipe chunks=2 evaluated=between",
+    "mesh=2 schedule=interleaved chunks=2 evaluated=between",
+    "mesh=2 schedule=v chunks=4 evaluated=between",
 )
 
 
@@ -194,7 +199,8 @@ def learned(stages: Any) -> list[dict[str, Any]]:
     for stage in stages:
         given = {name: parameter.grad for name, parameter in stage.named_parameters()}
         gradients = {
-            name: grad.full_tensor() if isinstance(grad, DTensor) else grad.clone() for name, grad in given.items()
+            name: grad.full_tensor() if isinstance(grad, DTensor) else None if grad is None else grad.clone()
+            for name, grad in given.items()
         }
         found.append(gradients | {name: buffer.double().clone() for name, buffer in stage.named_buffers()})
     return found
@@ -225,7 +231,7 @@ def pipelined(
     """Stages that are trained in a pipeline have the outputs and losses of the whole model on each microbatch, the mean
     of their gradients, which is added to those that they have, and buffers that have seen each microbatch once, in
     whichever order the stages run, and whether or not each stage is data or tensor parallel; evaluated, they have the
-    outputs of the whole model, however many rows there are."""
+    outputs of the whole model, however many rows there are, and keep their gradients."""
     from torch.distributed import pipelining
 
     names = {
@@ -263,6 +269,8 @@ def pipelined(
         losses.append([])
         last = {"target": target, "losses": losses[-1]} if count - 1 in own else {}
         outs.append(pipeline.step(*([x] if 0 in own else []), **last))
+        if evaluated == "between":
+            outs.append(pipeline.eval(*([x] if 0 in own else []), **last))
         steps.append(learned([model.stages[number] for number in own]))
     if evaluated in ("again", "fewer"):
         pipeline = getattr(pipelining, names[schedule])(stages, chunks)
@@ -302,7 +310,8 @@ def _(
         found = [[mse_loss(*pair) for pair in pairs] for pairs in results]
         torch.stack([loss for losses_of_part in found for loss in losses_of_part]).mean().backward()
         is_last = count - 1 in own
-        outs.append(Near(torch.cat([out for out, _ in results[part]]).detach()) if is_last else None)
+        for _ in range(2 if evaluated == "between" else 1):
+            outs.append(Near(torch.cat([out for out, _ in results[part]]).detach()) if is_last else None)
         losses.append([Near(loss.detach()) for loss in found[part]] if is_last else [])
         stages = learned([model.stages[number] for number in own])
         steps.append([{name: Near(value) for name, value in stage.items()} for stage in stages])
