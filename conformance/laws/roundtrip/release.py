@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
 DOCS = "torch.distributed.checkpoint docs"
-RELEASES = ("2.11", "2.13", "2.14", "2.15")
+RELEASES = ("2.11", "2.12", "2.13", "2.14", "2.15")
 FOLDER = Path(__file__).parent / "gold"
 
 # the fields of the save of each gold checkpoint, and those of further loads
