@@ -336,7 +336,9 @@ def changed_gradients(
 ):
     """Hooks, divide factors, ignored and unused parameters, parameters of integers, and a mesh for each parameter
     change the gradients of a fully sharded model as documented, also where only the last pass shares them."""
-    model_mesh, options = mesh, {"reshard_after_forward": True} if freed else dict[str, Any]()
+    model_mesh, options = mesh, dict[str, Any]()
+    if freed:
+        options["reshard_after_forward"] = True
     if compute is not None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float64)
     if way == "integers":

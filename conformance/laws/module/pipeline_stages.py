@@ -87,13 +87,14 @@ class OddStages(nn.Module):
         super().__init__()
         width, count, ranks = sizes
         plain = {"in-place": range(1), "factors": range(count - 1)}.get(kind, ())
-        self.stages = nn.ModuleList(
+        stages = [
             OddStage(width, bias, "plain" if number in plain else kind, number == count - 1) for number in range(count)
-        )
+        ]
         if kind == "frozen":
-            self.stages[0].requires_grad_(False)
+            stages[0].requires_grad_(False)
         for number in range(ranks, count) if kind == "tied" else ():
-            self.stages[number].net.weight = self.stages[number % ranks].net.weight
+            stages[number].net.weight = stages[number % ranks].net.weight
+        self.stages = nn.ModuleList(stages)
 
 
 def read_odd_stages(case: Case) -> ModuleCall:
