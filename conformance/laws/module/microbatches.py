@@ -177,6 +177,22 @@ def evaluated_rows(evaluated: str | None) -> tuple[int, ...]:
     return {"alike": (3,), "again": (3, 3), "fewer": (3, 2)}.get(evaluated or "", ())
 
 
+def schedule_class(name: str) -> Any:
+    """Torch's class of that schedule."""
+    from torch.distributed import pipelining
+
+    names = {
+        "gpipe": "ScheduleGPipe",
+        "1f1b": "Schedule1F1B",
+        "loops": "ScheduleLoopedBFS",
+        "interleaved": "ScheduleInterleaved1F1B",
+        "zero-bubble": "ScheduleInterleavedZeroBubble",
+        "v": "ScheduleZBVZeroBubble",
+        "dual-v": "ScheduleDualPipeV",
+    }
+    return getattr(pipelining, names[name])
+
+
 def place_of(stage: int, ranks: int, schedule: str) -> int:
     """The rank of a stage: stages go round, or there and back."""
     return 2 * ranks - 1 - stage if schedule in ("v", "dual-v") and stage >= ranks else stage % ranks
@@ -234,15 +250,6 @@ def pipelined(
     outputs of the whole model, however many rows there are, and keep their gradients."""
     from torch.distributed import pipelining
 
-    names = {
-        "gpipe": "ScheduleGPipe",
-        "1f1b": "Schedule1F1B",
-        "loops": "ScheduleLoopedBFS",
-        "interleaved": "ScheduleInterleaved1F1B",
-        "zero-bubble": "ScheduleInterleavedZeroBubble",
-        "v": "ScheduleZBVZeroBubble",
-        "dual-v": "ScheduleDualPipeV",
-    }
     model.train(mode == "train")
     line, over = (mesh[name] for name in (mesh.mesh_dim_names[0], mesh.mesh_dim_names[-1]))
     count, device = len(model.stages), torch.device(mesh.device_type)
@@ -258,7 +265,7 @@ def pipelined(
     part = over.get_local_rank() if within in ("ddp", "fsdp") else 0
     if schedule in ("gpipe", "1f1b"):
         (stages,) = stages
-    pipeline = getattr(pipelining, names[schedule])(stages, chunks, mse_loss)
+    pipeline = schedule_class(schedule)(stages, chunks, mse_loss)
     outs: list[Any] = []
     losses: list[list[Any]] = []
     steps: list[Any] = []
@@ -273,7 +280,7 @@ def pipelined(
             outs.append(pipeline.eval(*([x] if 0 in own else []), **last))
         steps.append(learned([model.stages[number] for number in own]))
     if evaluated in ("again", "fewer"):
-        pipeline = getattr(pipelining, names[schedule])(stages, chunks)
+        pipeline = schedule_class(schedule)(stages, chunks)
     for rows in evaluated_rows(evaluated):
         x, _ = batch(chunks, 0, seed, mesh.device_type)
         outs.append(pipeline.eval(*([x[: rows * chunks]] if 0 in own else [])))

@@ -18,7 +18,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank, Seed
 from shardlaw.conformance.laws.module.arguments import FromCase, ModuleCall
-from shardlaw.conformance.laws.module.microbatches import DOC, WIDTH, batch, learned, place_of
+from shardlaw.conformance.laws.module.microbatches import DOC, WIDTH, batch, learned, place_of, schedule_class
 from shardlaw.reference.mesh import Mesh
 from shardlaw.strategies.modules import build_model
 
@@ -128,12 +128,6 @@ def pipeline_stages(
     gradients, those of what they are given too, that they have one after the other."""
     from torch.distributed import pipelining
 
-    names = {
-        "gpipe": "ScheduleGPipe",
-        "1f1b": "Schedule1F1B",
-        "interleaved": "ScheduleInterleaved1F1B",
-        "zero-bubble": "ScheduleInterleavedZeroBubble",
-    }
     count, device, place = len(model.stages), torch.device(mesh.device_type), mesh.get_local_rank()
     own = [number for number in range(count) if place_of(number, mesh.size(), schedule) == place]
     stages: Any = [
@@ -141,7 +135,7 @@ def pipeline_stages(
     ]
     if schedule in ("gpipe", "1f1b"):
         (stages,) = stages
-    pipeline = getattr(pipelining, names[schedule])(stages, chunks, mse_loss, scale_grads=scaled)
+    pipeline = schedule_class(schedule)(stages, chunks, mse_loss, scale_grads=scaled)
     x, target = batch(chunks, 0, seed, mesh.device_type)
     scale = batch(chunks, 1, seed, mesh.device_type)[0].requires_grad_()
     losses: list[Any] = []
