@@ -255,15 +255,15 @@ def get_run(session: pytest.Session) -> Run:
     config = session.config
     if RUN not in config.stash:
         from shardlaw.conformance.report.reporter import Reporter
-        from shardlaw.conformance.run.engine import Run
         from shardlaw.conformance.run.request import RunRequest
+        from shardlaw.conformance.run.start import start_run
         from shardlaw.conformance.target.config import find_target
 
         laws = tuple(item.law.id for item in session.items if isinstance(item, LawItem))
         with usage_errors():
             request = RunRequest(laws=laws, target=target_name(config), profile=config.getoption("--shardlaw") or "smoke")
             target = find_target(request.target, None, None, request.world_size)
-            config.stash[RUN] = run = Run.start(request, target, Reporter(request.report, quiet=True))
+            config.stash[RUN] = run = start_run(request, target, Reporter(request.report, quiet=True))
         config.stash[OWNS_RUN] = True
         config.add_cleanup(run.close)
     return config.stash[RUN]

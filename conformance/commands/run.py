@@ -47,9 +47,9 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
     import pytest
 
     from shardlaw.conformance.plugin import RUN, law_files
-    from shardlaw.conformance.run.engine import Run
+    from shardlaw.conformance.run.start import start_run
 
-    live = Run.start(request, target, listener, launch)
+    live = start_run(request, target, listener, launch)
     code = 3
     try:
 

@@ -6,7 +6,6 @@ pytest is the runner: each of its items calls :meth:`Run.try_law`. A listener is
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,37 +25,13 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.target import Target
     from shardlaw.conformance.run.law_run import LawRun
     from shardlaw.conformance.world import Pool
-    from shardlaw.conformance.world.manager import Launch
 
 LAWS_AHEAD = 4  # for each world of one size; their cases are sent before their turn
-MAX_WORLDS_PER_SIZE = 3  # with more, worlds would wait for the process that draws the cases
 SHRINK_TOTAL_SECONDS = {"smoke": 90.0, "ci": 240.0, "nightly": 1800.0}
 
 
 class Run(RunState):
-    """One run, from its request to its exit code. :meth:`start` creates it, :meth:`close` ends its processes."""
-
-    @classmethod
-    def start(cls, request: RunRequest, target: Target, listener: Listener, launch: Launch | None = None) -> Run:
-        """Start the target's server and load the laws meanwhile. ``launch`` starts the ranks if they are on several hosts. Raises
-        :class:`UsageError`."""
-        from shardlaw.conformance.world import Pool, WorldError
-        from shardlaw.conformance.world.launch import ForkserverLauncher
-
-        try:
-            pool = Pool(target, worlds=worlds_per_size(request, target, launch), launch=launch or ForkserverLauncher)
-        except WorldError as error:
-            raise UsageError(str(error)) from None
-        try:
-            run = cls(request, target, listener, pool)
-            run.write()
-        except OSError as error:
-            pool.close()
-            raise UsageError(f"--report {request.report}: cannot be written: {error.strerror}") from None
-        except BaseException:
-            pool.close()
-            raise
-        return run
+    """One run, from its request to its exit code. ``start.py`` creates it, :meth:`close` ends its processes. Raises :class:`UsageError`."""
 
     def __init__(self, request: RunRequest, target: Target, listener: Listener, pool: Pool) -> None:
         import torch
@@ -258,14 +233,6 @@ class Run(RunState):
     def close(self) -> None:
         """End every process of the run."""
         self.pool.close()
-
-
-def worlds_per_size(request: RunRequest, target: Target, launch: Launch | None) -> int:
-    """How many worlds of one size work in parallel: as requested, or as many as keep the cores of this machine busy."""
-    if request.worlds is not None:
-        return request.worlds
-    only_one = target.device != "cpu" or launch is not None
-    return 1 if only_one else min(MAX_WORLDS_PER_SIZE, 1 + len(os.sched_getaffinity(0)) // 2)
 
 
 def _read_stored_cases(folder: Path | None, laws: set[str]) -> dict[str, list[Case]]:

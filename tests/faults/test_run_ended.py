@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from shardlaw.conformance.report.reporter import Reporter
-from shardlaw.conformance.run.engine import Run
 from shardlaw.conformance.run.request import RunRequest
+from shardlaw.conformance.run.start import start_run
 from shardlaw.conformance.target.config import find_target
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
@@ -102,7 +102,7 @@ def test_run_whose_driver_breaks(tmp_path: Path) -> None:
 
 def test_the_law_after_a_break_has_no_turn_although_it_was_fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = RunRequest(laws=("mesh.group-order", "mesh.copies"), no_expect=True, report=tmp_path / "report")
-    run = Run.start(request, find_target("gloo", None, None, 4), Reporter(request.report))
+    run = start_run(request, find_target("gloo", None, None, 4), Reporter(request.report))
     try:
         first, second = sorted(run.laws, key=lambda law: law.id == "mesh.copies")
 
