@@ -52,12 +52,19 @@ def module(file: Path) -> Any:
     return importlib.import_module(f"tests.planted.{file.stem}")
 
 
-def fault_of(law: str) -> Fault | None:
-    """The fault that a law must catch: its own, or that of the longest pattern that fits."""
+@functools.cache
+def _patterns() -> list[str]:
+    """What planted faults break, with more than one law, the longest first. Imports all faults."""
     for file in files():
         module(file)
-    fitting = [pattern for pattern in FAULTS if pattern == law or fnmatchcase(law, pattern.replace("[", "[[]"))]
-    return FAULTS[max(fitting, key=lambda pattern: (pattern == law, len(pattern)))] if fitting else None
+    return sorted((pattern for pattern in FAULTS if {*pattern} & {*"*?"}), key=len, reverse=True)
+
+
+def fault_of(law: str) -> Fault | None:
+    """The fault that a law must catch: its own, or that of the longest pattern that fits."""
+    patterns = _patterns()
+    own = law if law in FAULTS else next((pattern for pattern in patterns if fnmatchcase(law, pattern.replace("[", "[[]"))), None)
+    return FAULTS[own] if own else None
 
 
 def planted() -> None:
