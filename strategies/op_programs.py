@@ -100,7 +100,7 @@ def links(x: Value, a: Value, mesh_ndim: int) -> Iterator[Link]:
         if number:
             yield from keep(f"cumsum({{x}},{dim})")
         yield from keep(f"unsqueeze({{x}},{dim})", dims=(*same[:dim], "1", *same[dim:]))
-        yield from keep(f"flip({{x}},({dim},))", f"cat([{{x}},{{x}}],{dim})" if dim > 4 else f"flip({{x}},({dim - ndim},))")
+        yield from keep(f"flip({{x}},({dim},))", f"flip({{x}},({dim - ndim},))")
     if ndim:
         whole = ("sum({x})", "amax({x})", "amin({x})") if number else ("any({x})", "all({x})")
         yield from keep(*whole, dims=())
