@@ -1,7 +1,8 @@
 """The law of models under ``FullyShardedDataParallel``: their steps, gradient norms and full state dicts.
 
 Fields of a case: ``strategy`` is what is sharded (``full``: parameters, ``grad``: gradients and optimizer state,
-``none``: nothing), ``orig`` whether the optimizer gets the original parameters, ``units`` whether a layer is wrapped
+``none``: nothing; on a mesh of two dims ``hybrid`` and ``hybrid-grad`` shard along the second and replicate along the
+first), ``orig`` whether the optimizer gets the original parameters, ``units`` whether a layer is wrapped
 separately, ``clip`` the order of the norm by which gradients are clipped, ``host`` whether the full optimizer state is
 offloaded to the CPU, ``given`` in which container the model is given its input, to which it adds an entry.
 """
@@ -50,7 +51,19 @@ CASES = (
     f"{MODEL} strategy=full clip=2.0",
     f"{MODEL} strategy=full given=list",
     f"{MODEL} strategy=grad given=defaultdict",
+    "mesh=2x2 model=mlp dims=5x7x3 strategy=hybrid units=yes clip=2.0 compute=float32",
+    "mesh=2x1 model=mlp dims=5x4x2 strategy=hybrid",
+    "mesh=1x2 model=mlp dims=5x4x2 strategy=hybrid-grad orig=yes host=no",
+    "mesh=2@1,2 model=mlp dims=5x4x2 strategy=full",
+    "mesh=2@1,2 model=mlp dims=5x4x2 strategy=grad orig=yes host=no",
 )
+STRATEGIES = {
+    "full": "FULL_SHARD",
+    "grad": "SHARD_GRAD_OP",
+    "none": "NO_SHARD",
+    "hybrid": "HYBRID_SHARD",
+    "hybrid-grad": "_HYBRID_SHARD_ZERO2",
+}
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -79,12 +92,11 @@ def features(case: Case) -> set[str]:
 
 @st.composite
 def draw_fsdp1(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh, sizes = (
-        draw(st.sampled_from(palette_meshes(("2", "2", "3", "4"), limits.world_size))),
-        st.sampled_from([3, 5, 7, 4, 2]),
-    )
+    mesh = draw(st.sampled_from(palette_meshes(("2", "2", "3", "2x2", "3x1", "2@1,2"), limits.world_size)))
+    sizes = st.sampled_from([3, 5, 7, 4, 2])
     values: dict[str, Any] = {"model": "mlp", "dims": format_shape(draw(st.tuples(sizes, sizes, sizes)))}
-    values["strategy"] = draw(st.sampled_from(("full", "full", "grad", "none")))
+    strategies = ("hybrid", "hybrid-grad") if mesh.ndim > 1 else ("full", "full", "grad", "none")
+    values["strategy"] = draw(st.sampled_from(strategies))
     values |= {name: draw(st.sampled_from((None, "yes"))) for name in ("orig", "units")}
     values["clip"] = draw(st.sampled_from((None, "2.0", "1.0", "0.5", "inf", "0.0", "-inf", "-1.0")))
     values["compute"] = draw(st.sampled_from((None, "float32", "float32", "float32"))) if values["clip"] else None
@@ -111,7 +123,7 @@ def fsdp1(
     model: MLPModel,
     mesh: NamedMesh,
     inputs: Annotated[Pairs, FromCase(read_rank_batches)],
-    strategy: Literal["full", "grad", "none"],
+    strategy: Literal["full", "grad", "none", "hybrid", "hybrid-grad"],
     orig: bool = False,
     units: bool = False,
     clip: float | None = None,
@@ -121,11 +133,13 @@ def fsdp1(
 ):
     """A model under FullyShardedDataParallel has the dense outputs, clips by the dense norm of any order, and returns
     the full state dicts of the dense model and its optimizer. It may add to a container that it is given."""
-    strategies = {"full": "FULL_SHARD", "grad": "SHARD_GRAD_OP", "none": "NO_SHARD"}
+    if mesh.get_coordinate() is None:
+        return {}
     model.to(compute)
+    group = mesh.get_group() if mesh.ndim == 1 else None
     options: dict[str, Any] = {
-        "sharding_strategy": ShardingStrategy[strategies[strategy]],
-        "process_group": mesh.get_group(),
+        "sharding_strategy": ShardingStrategy[STRATEGIES[strategy]],
+        **({"process_group": group} if group else {"device_mesh": mesh}),
         "device_id": torch.device(mesh.device_type),
         "use_orig_params": orig,
     }
@@ -150,7 +164,7 @@ def fsdp1(
     configs = FullStateDictConfig(), FullOptimStateDictConfig(offload_to_cpu=host)
     with FullyShardedDataParallel.state_dict_type(parallel, StateDictType.FULL_STATE_DICT, *configs):
         state = {name: value.detach().clone() for name, value in parallel.state_dict().items()}
-        optim_state = FullyShardedDataParallel.optim_state_dict(parallel, optim)["state"]
+        optim_state = FullyShardedDataParallel.optim_state_dict(parallel, optim, group=group)["state"]
     learned = {
         name: {key: float(value) if value.ndim == 0 else value for key, value in values.items()}
         for name, values in optim_state.items()
@@ -160,6 +174,8 @@ def fsdp1(
 
 @fsdp1.due
 def _(model, mesh: Mesh, inputs: list[Pairs], clip: float | None, compute, given: str | None, rank: Rank):
+    if rank not in mesh.ranks:
+        return {}
     model.to(compute)
     optim, outs, norms = adam(model), [], []
     for pairs in inputs:

@@ -174,7 +174,8 @@ def read_rank_batches(case: Case, *, shared: bool = False) -> ByRank:
 
     copies = mesh.shape[-1] if shared and mesh.ndim > 1 else 1
     batches = [[pair(number, rank) for rank in range(mesh.size // copies)] for number in range(2 * passes)]
-    return ByRank(lambda rank: [pairs[mesh.ranks.index(rank) // copies] for pairs in batches], batches)
+    coords = {rank: at // copies for at, rank in enumerate(mesh.ranks)}
+    return ByRank(lambda rank: [pairs[coords[rank]] for pairs in batches if rank in coords], batches)
 
 
 class ReshardField(BoolField):

@@ -18,7 +18,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from shardlaw.conformance.law.act import fields, law, texts
@@ -97,9 +97,13 @@ def sharded_model(
         for module in filter(None, (model.inner, model)):
             fully_shard(module, mesh=mesh)
     if way == "fsdp1":
+        options: dict[str, Any] = {"device_id": device, "use_orig_params": True}
+        if mesh.ndim > 1:
+            groups = mesh.get_group("shard"), mesh.get_group("replica")
+            options |= {"process_group": groups, "sharding_strategy": ShardingStrategy.HYBRID_SHARD}
         if model.inner is not None:
-            model.inner = FullyShardedDataParallel(model.inner, device_id=device, use_orig_params=True)
-        model = FullyShardedDataParallel(model, device_id=device, use_orig_params=True)
+            model.inner = FullyShardedDataParallel(model.inner, **options)
+        model = FullyShardedDataParallel(model, **options)
     return model, used
 
 
@@ -128,16 +132,23 @@ def drop_parameter(state: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def due_optimizer_contents(
-    grads: Mapping[str, torch.Tensor], way: Way, rank: int, world: int, names: Sequence[str], rates: Sequence[float]
+    grads: Mapping[str, torch.Tensor],
+    way: Way,
+    rank: int,
+    world: int,
+    names: Sequence[str],
+    rates: Sequence[float],
+    first: int = 0,
 ) -> dict[str, Any]:
-    """The due result of :func:`optimizer_contents` after one step, for the parameters but for ``names``."""
-    ranks = tuple(range(world))
+    """The due result of :func:`optimizer_contents` after one step, for the parameters but for ``names``, on ``world``
+    ranks from ``first`` on."""
+    ranks = tuple(range(first, first + world))
     if way == "both" and world % 2:
         raise Meaningless("an odd number of ranks has no pairs")
 
     def due_sharded(full: torch.Tensor) -> Any:
         if way == "fsdp1":
-            return due_rows(full, ranks, rank)
+            return due_rows(full, ranks, rank) if world > 1 else full
         if way == "both":
             pairs = Mesh((world // 2, 2), ranks)
             return Global(full, Layout(tuple(full.shape), pairs, (StridedShard(0, 2), ReferenceShard(0))))

@@ -33,7 +33,15 @@ from shardlaw.conformance.laws.checkpoint.models import (
     with_rates,
 )
 from shardlaw.conformance.laws.optimizer.fields import FullTensors, Poisoned, Tensors, values_with_grads
-from shardlaw.conformance.laws.optimizer.nets import Net, by_state_name, state_options, train_step
+from shardlaw.conformance.laws.optimizer.nets import (
+    OPTIMIZERS,
+    WITHOUT_STEPS,
+    Net,
+    Opt,
+    by_state_name,
+    state_options,
+    train_step,
+)
 from shardlaw.conformance.laws.shared.draws import meshes
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import placements, shapes
@@ -49,6 +57,8 @@ SELDOM = (
     *(f"mesh=2 x=3x2:-:float32:small a=4x3:-:float32:small opt={opt}" for opt in ("adadelta", "adafactor", "muon")),
     "mesh=2 x=2:-:float32:small a=4x3:-:float32:small opt=sparse",
     "mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small opt=sgd when=after",
+    "mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small opt=momentum grads=float64",
+    "mesh=2 x=3:-:float32:small opt=sgd grads=bfloat16",
 )
 
 
@@ -206,33 +216,6 @@ def due_after_step(tensors):
     return keeps(values_with_grads(tensors), saved_rates(tensors))
 
 
-OPTIMIZERS: dict[str, Any] = {
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.5, betas=(0.5, 0.5), foreach=False),
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.5, foreach=False),
-    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5, foreach=False),
-    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.5, foreach=False),
-    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.5, alpha=0.5, foreach=False),
-    "decayed": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5, weight_decay=0.5, foreach=False),
-    "dampened": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5, dampening=0.5, foreach=False),
-    "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=0.5, foreach=False),
-    "radam": lambda parameters: torch.optim.RAdam(parameters, lr=0.5, foreach=False),
-    "adamax": lambda parameters: torch.optim.Adamax(parameters, lr=0.5, foreach=False),
-    "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.5, foreach=False),
-    "asgd": lambda parameters: torch.optim.ASGD(parameters, lr=0.5, foreach=False),
-    "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.5),
-    "adadelta": lambda parameters: torch.optim.Adadelta(parameters, lr=0.5, foreach=False),
-    "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.5),
-    "muon": lambda parameters: torch.optim.Muon(parameters, lr=0.5),
-    "sparse": lambda parameters: torch.optim.SparseAdam(parameters, lr=0.5),
-}
-WITHOUT_STEPS = ("sgd", "momentum", "decayed", "dampened", "lbfgs", "muon")
-Opt = Literal[
-    "adam", "sgd", "momentum", "adagrad", "rmsprop",
-    "decayed", "dampened", "nadam", "radam", "adamax", "rprop", "asgd", "lbfgs",
-    "adadelta", "adafactor", "muon", "sparse",
-]  # fmt: skip
-
-
 def parameter_groups(net: Net, opt: str) -> list[Any]:
     """A group for each parameter, with different learning rates; for LBFGS the parameters, in one group."""
     parameters = [*net.parameters()]
@@ -259,9 +242,14 @@ def to_local(tensor: torch.Tensor) -> torch.Tensor:
     sweeps=len(SELDOM),
     **COMMON,
 )
-def get_state(tensors: Tensors, opt: Opt, when: Literal["before", "after"] = "before"):
-    """get_optimizer_state_dict changes no optimizer, model or gradient: the next step is the first one."""
+def get_state(
+    tensors: Tensors, opt: Opt, when: Literal["before", "after"] = "before", grads: torch.dtype | None = None
+):
+    """get_optimizer_state_dict changes no optimizer, model or gradient: the next step is the first one. Parameters may
+    ask for gradients of another dtype."""
     nets = [Net({name: tensor.clone() for name, tensor in tensors.items()}) for _ in range(2)]
+    for parameter in () if grads is None else [*nets[0].parameters(), *nets[1].parameters()]:
+        parameter.grad_dtype = grads
     optimizers = [OPTIMIZERS[opt](parameter_groups(net, opt)) for net in nets]
     for path, grad in by_state_name(tensors).items() if when == "after" else ():
         nets[0].held()[path].grad = grad.clone()
@@ -270,7 +258,7 @@ def get_state(tensors: Tensors, opt: Opt, when: Literal["before", "after"] = "be
     gradients = [path for path, parameter in nets[0].held().items() if parameter.grad is not None]
     for net, optimizer in zip(nets, optimizers, strict=True):
         for path, grad in by_state_name(tensors).items():
-            net.held()[path].grad = grad.to_sparse() if opt == "sparse" else grad.clone()
+            net.held()[path].grad = grad.to_sparse() if opt == "sparse" else grad.to(grads or grad.dtype, copy=True)
         optimizer.step(lambda: torch.zeros(()))
     states = [learned(net.optimizer_parameters(), optimizer) for net, optimizer in zip(nets, optimizers, strict=True)]
     return {

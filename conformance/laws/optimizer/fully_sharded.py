@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
 
 from shardlaw.conformance.law.act import law, texts
@@ -42,6 +43,9 @@ FULL = (
     f"world=2 a=5x3:-:{SMALL} b=7:-:{SMALL} c=3:-:{SMALL} how=whole",
     f"world=3 a=5x3:-:{SMALL} b=2:-:{SMALL} how=broadcast",
     f"world=4 a=3x3:-:{SMALL} b=9:-:{SMALL} c=5:-:{SMALL} how=broadcast",
+    f"world=4 a=5x3:-:{SMALL} b=7:-:{SMALL} how=broadcast replicas=2",
+    f"world=2 a=5x3:-:{SMALL} b=3:-:{SMALL} how=broadcast replicas=2",
+    f"world=2 a=4x3:-:{SMALL} b=3:-:{SMALL} how=whole replicas=2",
     # not in smoke: it ends the process
     f"world=2 a=5x3:-:{SMALL} b=3:-:{SMALL} how=broadcast,offload",
 )
@@ -142,9 +146,11 @@ def without_steps(state: Mapping[str, Any]) -> dict[str, Any]:
     features=features,
     **COMMON,
 )
-def full_states(grads: Gradients, mesh: WorldMesh, device: Device, rank: Rank, how: How):
+def full_states(grads: Gradients, mesh: WorldMesh, device: Device, rank: Rank, how: How, replicas: int = 1):
     """The full states of an FSDP model and its optimizer, of every rank or of rank 0, can be set on another FSDP model
-    and its optimizer."""
+    and its optimizer, also where each shard has several replicas."""
+    if replicas > 1:
+        mesh = DeviceMesh(mesh.device_type, mesh.mesh.view(replicas, -1), mesh_dim_names=("replica", "shard"))
     model, used = sharded_model(grads, "fsdp1", mesh, device)
     optimizer = adam([*model.parameters()], RATES)
     model().backward()
@@ -165,8 +171,10 @@ def full_states(grads: Gradients, mesh: WorldMesh, device: Device, rank: Rank, h
 
 
 @full_states.due
-def _(grads, rank: Rank, world: WorldSize, how):
-    due = due_optimizer_contents(grads, "fsdp1", rank, world, [], saved_rates([*grads]))
+def _(grads, rank: Rank, world: WorldSize, how, replicas=1):
+    shards = world // replicas
+    first = rank // shards * shards
+    due = due_optimizer_contents(grads, "fsdp1", rank, shards, [], saved_rates([*grads]), first)
     averages = {PATHS[name]: {"exp_avg": grad / 2, "exp_avg_sq": grad * grad / 2} for name, grad in grads.items()}
     is_offloaded = rank > 0 and "offload" in how
     return {

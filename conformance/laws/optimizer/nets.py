@@ -21,7 +21,7 @@ these two.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -150,6 +150,33 @@ class NestedStateOptimizer(torch.optim.Optimizer):
             state = self.state[parameter]
             state["step"] = state.get("step", 0) + 1
             state["seen"] = {"left": {"0": parameter.grad / 2, "weight": 3}, "right": parameter.grad / 4}
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.5, betas=(0.5, 0.5), foreach=False),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.5, foreach=False),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5, foreach=False),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.5, foreach=False),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.5, alpha=0.5, foreach=False),
+    "decayed": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5, weight_decay=0.5, foreach=False),
+    "dampened": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5, dampening=0.5, foreach=False),
+    "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=0.5, foreach=False),
+    "radam": lambda parameters: torch.optim.RAdam(parameters, lr=0.5, foreach=False),
+    "adamax": lambda parameters: torch.optim.Adamax(parameters, lr=0.5, foreach=False),
+    "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.5, foreach=False),
+    "asgd": lambda parameters: torch.optim.ASGD(parameters, lr=0.5, foreach=False),
+    "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.5),
+    "adadelta": lambda parameters: torch.optim.Adadelta(parameters, lr=0.5, foreach=False),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.5),
+    "muon": lambda parameters: torch.optim.Muon(parameters, lr=0.5),
+    "sparse": lambda parameters: torch.optim.SparseAdam(parameters, lr=0.5),
+}
+WITHOUT_STEPS = ("sgd", "momentum", "decayed", "dampened", "lbfgs", "muon")
+Opt = Literal[
+    "adam", "sgd", "momentum", "adagrad", "rmsprop",
+    "decayed", "dampened", "nadam", "radam", "adamax", "rprop", "asgd", "lbfgs",
+    "adadelta", "adafactor", "muon", "sparse",
+]  # fmt: skip
 
 
 def train_step(optimizer: torch.optim.Optimizer) -> None:
