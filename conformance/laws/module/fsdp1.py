@@ -1,9 +1,10 @@
 """The law of models under ``FullyShardedDataParallel``: their steps, gradient norms and full state dicts.
 
 Fields of a case: ``strategy`` is what is sharded (``full``: parameters, ``grad``: gradients and optimizer state,
-``none``: nothing), ``orig`` whether the optimizer gets the original parameters, ``units`` whether a layer is wrapped
-separately, ``clip`` the order of the norm by which gradients are clipped, ``host`` whether the full optimizer state is
-offloaded to the CPU, ``given`` in which container the model is given its input, to which it adds an entry.
+``none``: nothing; on a mesh of two dims along the second one, with replicas along the first), ``orig`` whether the
+optimizer gets the original parameters, ``units`` whether a layer is wrapped separately, ``clip`` the order of the
+norm by which gradients are clipped, ``host`` whether the full optimizer state is offloaded to the CPU, ``given`` in
+which container the model is given its input, to which it adds an entry.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ CASES = (
     f"{MODEL} strategy=full clip=2.0",
     f"{MODEL} strategy=full given=list",
     f"{MODEL} strategy=grad given=defaultdict",
+    "mesh=2x2 model=mlp dims=5x7x3 strategy=full units=yes clip=2.0 compute=float32",
+    "mesh=2x2 model=mlp dims=5x4x2 strategy=grad",
+    "mesh=1x2 model=mlp dims=5x4x2 strategy=full",
+    "mesh=2x1 model=mlp dims=5x4x2 strategy=full",
 )
 
 
@@ -79,12 +84,10 @@ def features(case: Case) -> set[str]:
 
 @st.composite
 def draw_fsdp1(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh, sizes = (
-        draw(st.sampled_from(palette_meshes(("2", "2", "3", "4"), limits.world_size))),
-        st.sampled_from([3, 5, 7, 4, 2]),
-    )
+    mesh = draw(st.sampled_from(palette_meshes(("2", "2", "3", "4", "2x2", "1x2", "2x1"), limits.world_size)))
+    sizes = st.sampled_from([3, 5, 7, 4, 2])
     values: dict[str, Any] = {"model": "mlp", "dims": format_shape(draw(st.tuples(sizes, sizes, sizes)))}
-    values["strategy"] = draw(st.sampled_from(("full", "full", "grad", "none")))
+    values["strategy"] = draw(st.sampled_from(("full", "full", "grad", "none") if mesh.ndim == 1 else ("full", "grad")))
     values |= {name: draw(st.sampled_from((None, "yes"))) for name in ("orig", "units")}
     values["clip"] = draw(st.sampled_from((None, "2.0", "1.0", "0.5", "inf", "0.0", "-inf", "-1.0")))
     values["compute"] = draw(st.sampled_from((None, "float32", "float32", "float32"))) if values["clip"] else None
@@ -122,10 +125,11 @@ def fsdp1(
     """A model under FullyShardedDataParallel has the dense outputs, clips by the dense norm of any order, and returns
     the full state dicts of the dense model and its optimizer. It may add to a container that it is given."""
     strategies = {"full": "FULL_SHARD", "grad": "SHARD_GRAD_OP", "none": "NO_SHARD"}
+    hybrid = {"full": "HYBRID_SHARD", "grad": "_HYBRID_SHARD_ZERO2"}
     model.to(compute)
     options: dict[str, Any] = {
-        "sharding_strategy": ShardingStrategy[strategies[strategy]],
-        "process_group": mesh.get_group(),
+        "sharding_strategy": ShardingStrategy[(strategies if mesh.ndim == 1 else hybrid)[strategy]],
+        **({"process_group": mesh.get_group()} if mesh.ndim == 1 else {"device_mesh": mesh}),
         "device_id": torch.device(mesh.device_type),
         "use_orig_params": orig,
     }
