@@ -4,12 +4,15 @@ Fields of a case: ``strategy`` is what is sharded (``full``: parameters, ``grad`
 ``none``: nothing; on a mesh of two dims ``hybrid`` and ``hybrid-grad`` shard along the second and replicate along the
 first), ``orig`` whether the optimizer gets the original parameters, ``units`` whether a layer is wrapped
 separately, ``clip`` the order of the norm by which gradients are clipped, ``host`` whether the full optimizer state is
-offloaded to the CPU, ``given`` in which container the model is given its input, to which it adds an entry.
+offloaded to the CPU, ``given`` in which container the model is given its input, to which it adds an entry, ``added``
+whether the gradients of all passes are added up before one step, shared after the last alone (``kept``) or after each
+(``shared``).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import nullcontext
 from typing import Annotated, Any, Literal
 
 import torch
@@ -56,6 +59,9 @@ CASES = (
     "mesh=1x2 model=mlp dims=5x4x2 strategy=hybrid-grad orig=yes host=no",
     "mesh=2@1,2 model=mlp dims=5x4x2 strategy=full",
     "mesh=2@1,2 model=mlp dims=5x4x2 strategy=grad orig=yes host=no",
+    f"{MODEL} strategy=full units=yes added=kept",
+    f"{MODEL} strategy=grad added=shared",
+    "mesh=2x2 model=mlp dims=5x4x2 strategy=hybrid-grad added=kept clip=2.0 compute=float32",
 )
 STRATEGIES = {
     "full": "FULL_SHARD",
@@ -100,6 +106,7 @@ def draw_fsdp1(draw: st.DrawFn, limits: Limits) -> Case:
     values |= {name: draw(st.sampled_from((None, "yes"))) for name in ("orig", "units")}
     values["clip"] = draw(st.sampled_from((None, "2.0", "1.0", "0.5", "inf", "0.0", "-inf", "-1.0")))
     values["compute"] = draw(st.sampled_from((None, "float32", "float32", "float32"))) if values["clip"] else None
+    values["added"] = draw(st.sampled_from((None, None, "kept", "shared")))
     values["host"] = draw(st.sampled_from((None, None, "no")))
     return fields(mesh=mesh, **values, seed=draw(draws.seeds()))
 
@@ -130,9 +137,11 @@ def fsdp1(
     host: bool = True,
     compute: torch.dtype = torch.float64,
     given: Literal["list", "defaultdict"] | None = None,
+    added: Literal["kept", "shared"] | None = None,
 ):
     """A model under FullyShardedDataParallel has the dense outputs, clips by the dense norm of any order, and returns
-    the full state dicts of the dense model and its optimizer. It may add to a container that it is given."""
+    the full state dicts of the dense model and its optimizer, also where gradients of several passes are added up. It
+    may add to a container that it is given."""
     if mesh.get_coordinate() is None:
         return {}
     model.to(compute)
@@ -151,12 +160,16 @@ def fsdp1(
         model.register_forward_pre_hook(note_in, prepend=True)
     parallel = FullyShardedDataParallel(model, **options)
     optim, outs, norms = adam(parallel), [], []
-    for x, grad in inputs:
+    for number, (x, grad) in enumerate(inputs, 1):
+        goes_on = added is not None and number < len(inputs)
         x = x.to(compute)
         box: Any = defaultdict(list, x=x) if given == "defaultdict" else [x] if given == "list" else x
-        outs.append(parallel(box))
+        with parallel.no_sync() if goes_on and added == "kept" else nullcontext():
+            outs.append(parallel(box))
+            outs[-1].backward(grad.to(compute))
         noted += [] if given is None else [len(box)]
-        outs[-1].backward(grad.to(compute))
+        if goes_on:
+            continue
         if clip is not None:
             norms.append(parallel.clip_grad_norm_(512.0 if clip == 0 else 0.25, clip))
         optim.step()
@@ -173,13 +186,24 @@ def fsdp1(
 
 
 @fsdp1.due
-def _(model, mesh: Mesh, inputs: list[Pairs], clip: float | None, compute, given: str | None, rank: Rank):
+def _(
+    model,
+    mesh: Mesh,
+    inputs: list[Pairs],
+    clip: float | None,
+    compute,
+    given: str | None,
+    added: str | None,
+    rank: Rank,
+):
     if rank not in mesh.ranks:
         return {}
     model.to(compute)
     optim, outs, norms = adam(model), [], []
-    for pairs in inputs:
+    for number, pairs in enumerate(inputs, 1):
         outs.append(Near(mean_backward(model, pairs)[mesh.ranks.index(rank)].detach()))
+        if added is not None and number < len(inputs):
+            continue
         if clip is not None:
             total = torch.nn.utils.clip_grad_norm_(model.parameters(), 512.0 if clip == 0 else 0.25, clip)
             norms.append(Near(total) if clip else ...)  # the norm of order 0 counts tensors instead of elements

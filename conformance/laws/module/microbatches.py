@@ -3,7 +3,8 @@
 Fields of a case: ``chunks`` is the number of microbatches, ``dim`` the dim along which the input is split, ``schedule``
 in which order the stages run, ``mode`` that of their norms: in ``train`` their statistics are updated. ``within`` says
 what the last mesh dim does in each stage: data parallelism (``ddp``, ``fsdp``) or tensor parallelism (``tensor``).
-``kept`` says that gradients are added up over the steps, ``turned`` that stages give what lies transposed in memory.
+``kept`` says that gradients are added up over the steps, ``turned`` that stages give what lies transposed in memory,
+``once`` that there is one step.
 ``evaluated`` says what comes after them: the whole is evaluated by the same schedule without targets (``alike``), or by
 one without a loss, twice, with the same rows (``again``) or the second time with fewer (``fewer``); or it is evaluated
 with targets after each of them, before its gradients are used (``between``).
@@ -133,6 +134,8 @@ SCHEDULE_CASES = (
     "mesh=2 schedule=gpipe chunks=2 evaluated=between",
     "mesh=2 schedule=interleaved chunks=2 evaluated=between",
     "mesh=2 schedule=v chunks=4 evaluated=between",
+    "mesh=2x2 schedule=zero-bubble chunks=4 within=ddp once=1",
+    "mesh=2x2 schedule=interleaved chunks=4 within=ddp once=1",
 )
 
 
@@ -242,6 +245,7 @@ def pipelined(
     within: Within = "alone",
     kept: bool = False,
     turned: bool = False,
+    once: bool = False,
     evaluated: Evaluated | None = None,
 ):
     """Stages that are trained in a pipeline have the outputs and losses of the whole model on each microbatch, the mean
@@ -269,7 +273,7 @@ def pipelined(
     outs: list[Any] = []
     losses: list[list[Any]] = []
     steps: list[Any] = []
-    for step in range(STEPS):
+    for step in range(1 if once else STEPS):
         x, target = batch(chunks, step, seed + 8 * part, mesh.device_type)
         if not kept:
             model.zero_grad()
@@ -297,6 +301,7 @@ def _(
     mode: str,
     within: str,
     kept: bool,
+    once: bool,
     evaluated: str | None,
     rank: Rank,
 ):
@@ -305,7 +310,7 @@ def _(
     own = [number for number in range(count) if place_of(number, mesh.shape[0], schedule) == place]
     parts, part = (range(mesh.shape[-1]), at[-1]) if within in ("ddp", "fsdp") else (range(1), 0)
     outs, losses, steps = [], [], []
-    for step in range(STEPS):
+    for step in range(1 if once else STEPS):
         if not kept:
             model.zero_grad()
         results = []
