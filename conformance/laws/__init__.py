@@ -116,6 +116,7 @@ MODULES = (
     "module.experts",
     "module.meta_device",
     "module.fsdp_methods",
+    "module.fully_shard_groups",
     "module.between_steps",
     "module.altered",
     "module.layers",

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy
-from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group, _fsdp_state
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Shard, _dispatch, _random
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -145,6 +145,13 @@ def gathered_parts_are_doubled() -> None:
     @instead(_fsdp_param.FSDPParam, "_unflatten_all_gather_outputs")
     def fault(true: Any, self: Any) -> Any:
         return tuple(part * 2 for part in true(self))
+
+
+@breaks("module.grouped")
+def groups_are_not_completed() -> None:
+    @instead(_fsdp_state.FSDPState, "_force_complete_incomplete_states")
+    def fault(true: Any, self: Any, output: Any) -> Any:
+        return output
 
 
 @breaks("module.told-otherwise")

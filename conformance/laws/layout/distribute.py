@@ -281,6 +281,7 @@ EVEN_SHARDS = (
     "mesh=2x2 x=4x6x4:S(2),R:float32:distinct:transposed",
     "mesh=1x4 x=5x8:S(0),S(1)",
     "mesh=2x2x2 x=8x4:S(0),S(1),S(0)",
+    "mesh=2x2 x=8x3:_S(0,2),R",
 )
 
 

@@ -124,10 +124,11 @@ def fail_midway(model: Any, x: torch.Tensor, way: str) -> None:
     """Raise in the middle of a forward or backward pass on every rank, then reset the model, so that the next step
     starts afresh."""
     reset = require_attribute(model, "reset_iter_state")
-    if way == "failed-unsynced":  # after a backward pass whose gradients were not reduced
-        model.set_requires_gradient_sync(False)
+    wait = {"failed-unsynced": model.set_requires_gradient_sync, "failed-held": model.set_requires_all_reduce}.get(way)
+    if wait is not None:  # after a backward pass whose gradients were not reduced, or not over the replicas
+        wait(False)
         model(x).sum().backward()
-        model.set_requires_gradient_sync(True)
+        wait(True)
 
     def raise_error(*_: Any) -> None:
         raise ArithmeticError("midway")
@@ -171,6 +172,7 @@ Way = Literal[
     "failed-forward",
     "failed-backward",
     "failed-unsynced",
+    "failed-held",
     "own-group",
     "kept-storage",
     "layer-method",
@@ -206,6 +208,7 @@ METHOD_CASES = (
     "mesh=2 model=mlp dims=5x7x3 way=kept-storage",
     "mesh=2 model=mlp dims=5x7x3 way=layer-method",
     "mesh=2 model=mlp dims=5x7x3 way=freed-whole",
+    "mesh=2x2 model=mlp dims=5x7x3 way=failed-held",
 )
 
 
@@ -304,6 +307,7 @@ GRADIENT_CASES = (
     "mesh=3 model=mlp dims=5x7x3 way=factor passes=2",
     "mesh=2 model=mlp dims=5x7x3 way=integers compute=float32 longs=1",
     "mesh=2x2 model=mlp dims=5x7x3 way=meshes freed=1",
+    "mesh=3 model=mlp dims=5x4x4 way=unused frozen=1",
 )
 
 
@@ -333,12 +337,13 @@ def changed_gradients(
     compute: torch.dtype | None = None,
     longs: bool = False,
     freed: bool = False,
+    frozen: bool = False,
 ):
     """Hooks, divide factors, ignored and unused parameters, parameters of integers, and a mesh for each parameter
     change the gradients of a fully sharded model as documented, also where only the last pass shares them."""
-    model_mesh, options = mesh, dict[str, Any]()
-    if freed:
-        options["reshard_after_forward"] = True
+    model_mesh = mesh
+    options: dict[str, Any] = {"reshard_after_forward": True} if freed else {}
+    model.net2.bias.requires_grad_(not frozen)
     if compute is not None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float64)
     if way == "integers":
@@ -369,7 +374,8 @@ def changed_gradients(
 
 
 @changed_gradients.due
-def _(model, mesh: Mesh, inputs: list[Pairs], way: str, passes: int, compute, longs, rank: Rank):
+def _(model, mesh: Mesh, inputs: list[Pairs], way: str, passes: int, compute, longs, frozen, rank: Rank):
+    model.net2.bias.requires_grad_(not frozen)
     if way == "integers":
         multiply_by_integers(model, longs)
     divisor = {"hook": mesh.size / 2, "factor": 4.0}.get(way, mesh.size)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from shardlaw.conformance.law.act import fields, law, texts
@@ -112,9 +112,8 @@ def fully_sharded(
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     for unit in [*layers, model] if units else [model]:
         fully_shard(unit, **options)
-    if factor is not None:
-        for unit in [module for module in model.modules() if isinstance(module, FSDPModule)]:
-            unit.set_gradient_divide_factor(factor)
+        if factor is not None:
+            unit.set_gradient_divide_factor(factor)  # type: ignore[operator]
     optim, looks = torch.optim.SGD(model.parameters(), lr=0.5), {}
     steps: list[dict[str, Any]] = [{"parameters": copied_parameters(model)}]
     for step in range(2):
@@ -145,6 +144,7 @@ def fully_sharded(
             model(inputs[0][0])
             kept: dict[str, Any] = copied_parameters(model)
             looks["forward"] = {name: parameter.full_tensor() for name, parameter in kept.items()}
+            looks["trained"] = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     return {"steps": steps, "looked": looks}
 
 
@@ -206,6 +206,7 @@ def fully_sharded_due(
         }
     if passed:
         looks["forward"] = {name: Near(parameter) for name, parameter in copied_parameters(model).items()}
+        looks["trained"] = {name: not freezes or at > 0 for at, (name, _) in enumerate(model.named_parameters())}
     return {"steps": steps, "looked": looks}
 
 
@@ -362,6 +363,7 @@ SWEEPS = {
         "mesh=2 model=mlp dims=5x7x3 reshard=2 passed=1",
         "mesh=1x4 model=mlp dims=5x8x4 reshard=2 passed=1",
         "mesh=2x2 model=mlp dims=5x7x3 reshard=1",
+        "mesh=4 model=mlp dims=5x8x4 reshard=2 passed=1 freezes=1",
     ),
     "otherwise": (
         "mesh=2 model=mlp dims=4x6x2 reshard=yes dim=-1",

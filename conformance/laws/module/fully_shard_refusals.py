@@ -97,6 +97,7 @@ UNSHARDED: dict[str, Callable[[Any, Any], Any]] = {
     "scalar": shard,
     "strided": shard,
     "list": lambda model, mesh: shard(nn.ModuleList([model]), mesh),
+    "dict": lambda model, mesh: shard(nn.ModuleDict({"one": model}), mesh),
     "dims-none": lambda model, mesh: shard_along_dims(model, mesh, {}),
     "dims-unnamed": lambda model, mesh: shard_along_dims(model, other_mesh(mesh, -1), {"shard": "a"}),
     "dims-unknown": lambda model, mesh: shard_along_dims(model, mesh, {"shard": "c"}),
