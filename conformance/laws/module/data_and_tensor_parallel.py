@@ -21,13 +21,13 @@ from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.laws.module.arguments import FromCase, dtensor
 from shardlaw.conformance.laws.module.fsdp_methods import MLPModel, fsdp_law, require_attribute
 from shardlaw.conformance.laws.module.fully_shard import read_rank_batches
-from shardlaw.conformance.laws.module.fully_shard_options import sgd
 from shardlaw.conformance.laws.module.model_fields import (
     Pairs,
     claimed,
     copied_parameters,
     mean_backward,
     reduced_gradients,
+    sgd,
 )
 from shardlaw.conformance.laws.module.plans import MLP
 from shardlaw.reference.mesh import Mesh

@@ -23,7 +23,6 @@ from shardlaw.conformance.law.law import Law
 from shardlaw.conformance.laws.module.act_helpers import OwnAllGather, OwnReduceScatter, gather_in_two_parts
 from shardlaw.conformance.laws.module.arguments import FromCase
 from shardlaw.conformance.laws.module.fully_shard import FSDP, read_rank_batches
-from shardlaw.conformance.laws.module.fully_shard_options import sgd
 from shardlaw.conformance.laws.module.model_fields import (
     NEEDS,
     Pairs,
@@ -32,6 +31,7 @@ from shardlaw.conformance.laws.module.model_fields import (
     mean_backward,
     read_model,
     reduced_gradients,
+    sgd,
     take_step,
     uneven,
 )

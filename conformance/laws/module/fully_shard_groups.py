@@ -11,13 +11,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.laws.module.fsdp_methods import Inputs, MLPModel, are_unsharded, fsdp_law
-from shardlaw.conformance.laws.module.fully_shard_options import sgd
 from shardlaw.conformance.laws.module.model_fields import (
     Pairs,
     claimed,
     copied_parameters,
     mean_backward,
     reduced_gradients,
+    sgd,
     take_step,
 )
 from shardlaw.reference.mesh import Mesh

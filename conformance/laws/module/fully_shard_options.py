@@ -27,6 +27,7 @@ from shardlaw.conformance.laws.module.model_fields import (
     copied_parameters,
     mean_backward,
     reduced_gradients,
+    sgd,
     take_step,
     uneven,
 )
@@ -68,14 +69,6 @@ CONTROLS = {
 }
 
 
-def sgd(model: nn.Module, gradients: dict[str, Any]) -> None:
-    """A step of plain gradient descent with these gradients."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if gradients[name] is not None:  # frozen
-                parameter -= 0.5 * gradients[name]  # type: ignore[misc]
-
-
 def set_requires_grad(model: nn.Module, asks: str, last: bool) -> None:
     """Choose which parameters require gradients in a pass. ``late``: the first one in the last pass alone. ``turns``:
     the second half in the last pass, the first half in all others."""
@@ -114,7 +107,8 @@ def fully_sharded(
         fully_shard(unit, **options)
         if factor is not None:
             unit.set_gradient_divide_factor(factor)  # type: ignore[operator]
-    optim, looks = torch.optim.SGD(model.parameters(), lr=0.5), {}
+    optim = torch.optim.SGD(model.parameters(), lr=0.5)
+    looks: dict[str, Any] = {}
     steps: list[dict[str, Any]] = [{"parameters": copied_parameters(model)}]
     for step in range(2):
         if freezes and step:
@@ -142,7 +136,7 @@ def fully_sharded(
     if passed:  # a forward pass, after which they stay sharded over fewer ranks
         with torch.no_grad():
             model(inputs[0][0])
-            kept: dict[str, Any] = copied_parameters(model)
+            kept = copied_parameters(model)
             looks["forward"] = {name: parameter.full_tensor() for name, parameter in kept.items()}
             looks["trained"] = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     return {"steps": steps, "looked": looks}

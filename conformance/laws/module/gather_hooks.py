@@ -24,7 +24,6 @@ from shardlaw.conformance.laws.module.act_helpers import (
 )
 from shardlaw.conformance.laws.module.fsdp_methods import Inputs, MLPModel
 from shardlaw.conformance.laws.module.fully_shard import FSDP, Reshard
-from shardlaw.conformance.laws.module.fully_shard_options import sgd
 from shardlaw.conformance.laws.module.model_fields import (
     NEEDS,
     Pairs,
@@ -32,6 +31,7 @@ from shardlaw.conformance.laws.module.model_fields import (
     copied_parameters,
     mean_backward,
     reduced_gradients,
+    sgd,
     take_step,
     uneven,
 )

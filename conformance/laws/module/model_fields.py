@@ -77,6 +77,14 @@ def take_step(model: Any, optim: torch.optim.Optimizer) -> dict[str, Any]:
 # What is due
 
 
+def sgd(model: nn.Module, gradients: dict[str, Any]) -> None:
+    """A step of plain gradient descent with these gradients."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if gradients[name] is not None:  # frozen
+                parameter -= 0.5 * gradients[name]  # type: ignore[misc]
+
+
 def claimed(
     tensors: Mapping[str, torch.Tensor | None], mesh: Mesh, rounding: torch.dtype | None = None
 ) -> dict[str, Any]:
