@@ -136,7 +136,7 @@ def fully_sharded(
     if passed:  # a forward pass, after which they stay sharded over fewer ranks
         with torch.no_grad():
             model(inputs[0][0])
-            kept = copied_parameters(model)
+            kept: dict[str, Any] = copied_parameters(model)
             looks["forward"] = {name: parameter.full_tensor() for name, parameter in kept.items()}
             looks["trained"] = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     return {"steps": steps, "looked": looks}
