@@ -25,7 +25,12 @@ from tests.laws.planting import in_room
 # laws of ops are many of a kind; those of one op, which read the same samples, stand together
 PART = 100
 LAWS = {room: sorted(in_room(room), key=lambda law: law.variant) for room in MODULES}
-PARTS = [(room, part) for room, laws in LAWS.items() for part in range(0, len(laws), PART)]
+PARTS = [
+    # the samples of torch's database take a minute to read
+    pytest.param(room, part, marks=[pytest.mark.ranks] if room.startswith("op.") else [])
+    for room, laws in LAWS.items()
+    for part in range(0, len(laws), PART)
+]
 SPREAD = 10
 RUN_PLAIN = ("op.forward", "op.backward", "op.programs")
 ONE_PROCESS = ("plan.", "layout.arithmetic")
