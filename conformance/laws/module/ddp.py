@@ -3,7 +3,8 @@
 The model has two layers in parallel, so that it has two results: it may return them in a container of any class, and
 the loss may use one of them. Fields of a case: ``gives`` is the class of the return value, ``graph`` what DDP is told
 about the graph (``unused``: parameters may be unused, ``static``: every step has the same graph), ``loss`` which
-results the loss uses (``first`` alone, or ``apart``: both, in separate backward passes), ``held`` how many passes under
+results the loss uses (``first`` alone, or ``apart``: both, in separate backward passes, or ``later``: one of each of
+two forward passes, which come before one backward pass), ``held`` how many passes under
 ``no_sync`` come before each synchronised one, ``nested``: each of them after another ``no_sync`` within it has ended,
 ``buckets`` how gradients are put into buckets, ``composed``: the model itself is made to replicate.
 """
@@ -58,14 +59,15 @@ class ObjectResults:
 
 
 class TwoLayers(nn.Module):
-    """Two linear layers with the same input; ``gives`` is the class of the return value."""
+    """Two linear layers with the same input, scaled by a buffer; ``gives`` is the class of the return value."""
 
     def __init__(self, sizes: tuple[int, ...], bias: bool = True, gives: str = "tensor") -> None:
         super().__init__()
         self.one, self.two, self.gives = nn.Linear(sizes[0], sizes[1], bias), nn.Linear(sizes[0], sizes[1], bias), gives
+        self.scale = nn.Buffer(torch.full((sizes[1],), 0.5))
 
     def forward(self, x: torch.Tensor) -> Any:
-        first, second = self.one(x), self.two(x)
+        first, second = self.one(x) * self.scale, self.two(x) * self.scale
         match self.gives:
             case "tensor":
                 return torch.stack([first, second])
@@ -87,8 +89,11 @@ def unpack_results(results: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return results.first, results.second
 
 
-def backward(results: Any, loss: str) -> None:
+def backward(model: Any, x: torch.Tensor, loss: str) -> None:
     """Run backward from the sum of squares of the results that the loss uses."""
+    results = model(x)
+    if loss == "later":
+        results = unpack_results(results)[0], unpack_results(model(2 * x))[1]
     losses = [result.pow(2).sum() for result in unpack_results(results)]
     match loss:
         case "apart":
@@ -96,7 +101,7 @@ def backward(results: Any, loss: str) -> None:
             losses[1].backward()
         case "first":
             losses[0].backward()
-        case "both":
+        case "both" | "later":
             (losses[0] + losses[1]).backward()
 
 
@@ -126,7 +131,9 @@ def draw_ddp(draw: st.DrawFn, limits: Limits) -> Case:
     mesh = draw(st.sampled_from(palette_meshes(("2", "2", "3", "4"), limits.world_size)))
     gives = draw(st.sampled_from(("tensor", "tuple", "dict", "named", "data", "ordered", "own")))
     values: dict[str, Any] = {"gives": gives, "graph": draw(st.sampled_from((None, "unused", "static")))}
-    values["loss"] = draw(st.sampled_from((None, None, "apart", "first") if values["graph"] else (None, "apart")))
+    values["loss"] = draw(
+        st.sampled_from((None, None, "apart", "first") if values["graph"] else (None, "apart", "later"))
+    )
     values["held"] = draw(st.sampled_from((None, None, 1, 2)))
     values["buckets"] = draw(st.sampled_from((None, "view", "small")))
     return fields(mesh=mesh, **values, seed=draw(draws.seeds()))
@@ -147,6 +154,8 @@ CASES = (
     "mesh=2 gives=dict graph=unused loss=apart",
     "mesh=2 gives=tensor held=2 nested=1",
     "mesh=2 gives=tensor held=1 composed=1",
+    "mesh=2 gives=tuple loss=later",
+    "mesh=3 gives=own loss=later held=1 buckets=view",
 )
 
 
@@ -174,7 +183,7 @@ def ddp(
     mesh: NamedMesh,
     inputs: Annotated[Any, FromCase(read_passes, "held")],
     graph: Graph = "free",
-    loss: Literal["both", "first", "apart"] = "both",
+    loss: Literal["both", "first", "apart", "later"] = "both",
     buckets: Literal["view", "small"] | None = None,
     nested: bool = False,
     composed: bool = False,
@@ -200,7 +209,7 @@ def ddp(
                 if nested and not last:
                     with parallel.no_sync():
                         pass
-                backward(parallel(x), loss)
+                backward(parallel, x, loss)
             if not last:
                 held.append(copied_gradients(model))
         steps.append(copied_gradients(model))
@@ -213,12 +222,12 @@ def _(model, mesh: Mesh, inputs: list[Any], loss: str, rank: Rank):
     for step in range(STEPS):
         model.zero_grad()
         for x in inputs[mesh.ranks.index(rank)][step][:-1]:
-            backward(model(x), loss)
+            backward(model, x, loss)
             held.append({name: None if grad is None else Near(grad) for name, grad in copied_gradients(model).items()})
         model.zero_grad()
         for rank_steps in inputs:
             for x in rank_steps[step]:
-                backward(model(x), loss)
+                backward(model, x, loss)
         grads = reduced_gradients(model)
         steps.append({name: None if grad is None else Near(grad / len(inputs)) for name, grad in grads.items()})
     return {"steps": steps, "held": held}
