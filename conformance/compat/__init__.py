@@ -62,6 +62,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "fsdp_common": ("shard parameters on meshes of their own", "torch.distributed.fsdp._fully_shard._fsdp_common:"),
     "make_wrapper_subclass": ("hold a tensor in parts", "torch:Tensor._make_wrapper_subclass"),
+    "hybrid_shard_of_gradients": (
+        "shard gradients alone, with replicas",
+        "torch.distributed.fsdp:ShardingStrategy._HYBRID_SHARD_ZERO2",
+    ),
     "replicate": ("replicate a module in place", "torch.distributed._composable.replicate:replicate"),
     "pre_dp_module_transform": ("replicate parallel models", "torch.distributed.tensor.parallel.ddp:_pre_dp_module_transform"),
     "context_parallel_unshard": (

@@ -101,9 +101,9 @@ def plain(law: Law, case: Case, room: str) -> Iterator[str]:
 def wrong_with(law: Law, room: str) -> Iterator[str]:
     yield from record(law)
     of_op = law.chapter == "op"
-    some, spread, drawn = cases_of(law, 3 if of_op else 12, 4 if of_op else 12)
+    some, spread, drawn = cases_of(law, 3 if of_op else 24, 5 if of_op else 24)
     tried = [(told, case) for case in dict.fromkeys([*some, *spread, *drawn])]
-    tried += [(script, case) for case in (some[:1] if of_op else dict.fromkeys([*some[:4], *drawn[:3]]))]
+    tried += [(script, case) for case in (some[:1] if of_op else dict.fromkeys([*some[:7], *drawn[:6]]))]
     tried += [(plain, case) for case in dict.fromkeys([*some, *drawn[:3]]) if room in RUN_PLAIN]
     for look, case in tried:
         try:

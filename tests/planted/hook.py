@@ -63,8 +63,8 @@ def _patterns() -> list[str]:
 def fault_of(law: str) -> Fault | None:
     """The fault that a law must catch: its own, or that of the longest pattern that fits."""
     patterns = _patterns()
-    own = law if law in FAULTS else next((pattern for pattern in patterns if fnmatchcase(law, pattern.replace("[", "[[]"))), None)
-    return FAULTS[own] if own else None
+    fitting = law if law in FAULTS else next((pattern for pattern in patterns if fnmatchcase(law, pattern.replace("[", "[[]"))), None)
+    return FAULTS[fitting] if fitting else None
 
 
 def planted() -> None:

@@ -107,7 +107,7 @@ def features_infer(case: Case) -> set[str]:
     features=features_infer,
     draw=draw_infer,
     draws=70,
-    sweep=texts(*(f"mesh={at}" for at in ("2 x=4x6:_S(0,2)", "3 x=2x9:_S(1,3)", "2x2 x=8x3:_S(0,2),R"))),
+    sweep=texts("mesh=2 x=4x6:_S(0,2)", "mesh=3 x=2x9:_S(1,3)", "mesh=2x2 x=8x3:_S(0,2),R"),
     sweeps=3,
     members=True,
     weight=0.4,

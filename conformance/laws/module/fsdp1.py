@@ -26,6 +26,7 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
+from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law, texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near, Of
@@ -68,7 +69,6 @@ STRATEGIES = {
     "grad": "SHARD_GRAD_OP",
     "none": "NO_SHARD",
     "hybrid": "HYBRID_SHARD",
-    "hybrid-grad": "_HYBRID_SHARD_ZERO2",
 }
 
 
@@ -98,7 +98,7 @@ def features(case: Case) -> set[str]:
 
 @st.composite
 def draw_fsdp1(draw: st.DrawFn, limits: Limits) -> Case:
-    mesh = draw(st.sampled_from(palette_meshes(("2", "2", "3", "2x2", "3x1", "2@1,2"), limits.world_size)))
+    mesh = draw(st.sampled_from(palette_meshes(("2", "2", "3", "4", "2x2", "3x1", "2@1,2"), limits.world_size)))
     sizes = st.sampled_from([3, 5, 7, 4, 2])
     values: dict[str, Any] = {"model": "mlp", "dims": format_shape(draw(st.tuples(sizes, sizes, sizes)))}
     strategies = ("hybrid", "hybrid-grad") if mesh.ndim > 1 else ("full", "full", "grad", "none")
@@ -146,8 +146,9 @@ def fsdp1(
         return {}
     model.to(compute)
     group = mesh.get_group() if mesh.ndim == 1 else None
+    named = STRATEGIES.get(strategy)
     options: dict[str, Any] = {
-        "sharding_strategy": ShardingStrategy[STRATEGIES[strategy]],
+        "sharding_strategy": ShardingStrategy[named] if named else compat.hybrid_shard_of_gradients,
         **({"process_group": group} if group else {"device_mesh": mesh}),
         "device_id": torch.device(mesh.device_type),
         "use_orig_params": orig,
