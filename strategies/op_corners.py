@@ -331,10 +331,20 @@ REWRITTEN = """
 2 | a=4x3:P(sum):int64:small b=4x3:P(sum):float32:unit | a.copy_(b)
 """
 
+# dims that are counted from the end, cut, of operands that agree in size along them
+COUNTED = """
+2 | a=4x4:S(1) i=4x4:S(1):int64:index4 s=4x4:S(1) | scatter(a,-1,i,s) scatter(a,-1,i,5) gather(a,-1,i) take_along_dim(a,i,-1)
+2 | a=4x4:S(1):float32:small i=4x4:S(1):int64:index4 s=4x4:S(1):float32:small | scatter_add(a,-1,i,s)
+2 | a=5x3:S(0) i=5x3:S(0):int64:index5 s=5x3:S(0) | scatter(a,-2,i,s) gather(a,-2,i)
+2 | a=4x4:S(1) i=4:R:int64:index4 s=():R b=4x4:S(1) | index_fill(a,-1,i,s) index_add(a,-1,i,b) index_copy(a,-1,i,b) index_select(a,-1,i)
+2 | a=4x4:S(1):float32:small b=4x4:S(0):float32:small | tensordot(a,b,([-1],[-2])) linalg.vector_norm(a,2,-1) a.norm(2,-1) var_mean(a,-1)
+2 | a=2x3x4:S(2) | permute(a,(-1,-3,-2)) movedim(a,-1,-3) flatten(a,-2) unflatten(a,-1,(2,2)) unsqueeze(a,-1) diagonal(a,0,-1,-2)
+"""
+
 FORWARD = (
     RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OUTSIDE + OWN_RULES + KEPT + NAMED + SLICED + SOLID + EXTREMES
     + BETWEEN + REGROUPED + SIZES + LOOSE + SQUEEZED + UNDER_OPTIONS + UNLIKE_DIMS + LOOKED_UP + REARRANGED + COMPLEX + BROADCAST
-    + FURTHER + REWRITTEN
+    + FURTHER + REWRITTEN + COUNTED
 )  # fmt: skip
 
 # views and other ops, for torch's modes
