@@ -67,6 +67,16 @@ frexp
 max
     a=m,n o=n::small:W e=n:int64:small:W m>=3 n>=3 | max(a,0,out=(o,e));neg(e)
     a=m,n o=m::small:W e=m:int64:small:W m>=3 n>=3 | max(a,1,out=(o,e));neg(e)
+min
+    a=m,n o=m::small:W e=m:int64:small:W m>=3 n>=3 | min(a,1,out=(o,e));neg(e)
+kthvalue
+    a=m,n o=n::small:W e=n:int64:small:W m>=3 n>=3 | kthvalue(a,2,0,out=(o,e));neg(e)
+amin
+    a=m,n o=n::small:W m>=3 n>=3 | amin(a,0,out=o)
+prod ties
+    a=m,n o=m::small:W         | prod(a,1,out=o)
+any ties
+    a=m,n o=n:bool::W          | any(a,0,out=o)
 """)
 
 # views v of a
@@ -92,14 +102,15 @@ WRITES = ("add_(1)", "mul_(2)", "neg_()", "zero_()", "fill_(5)")
 
 def build_out_call(op: Op, choose: Choose, scenario: Scenario) -> Sample:
     """A call of ``op`` with ``out=``. Its first operand has the kinds of placements of the scenario; the output is replicated or sharded, a
-    second output ``e`` like the first. One sample in five repeats the call with another output ``p``."""
+    second output ``e`` often like the first. One sample in five repeats the call with another output ``p``."""
     variant = choose([variant for variant in op.variants if not (scenario.empty and variant.least)] or op.variants)
     sizes = choose_sizes(choose, scenario, variant.symbols, variant)
     together = choose((False, True))
     lies: dict[str, Placements] = {}
     for arg in variant.args:
         if arg.name == "e":
-            lies["e"] = lies["o"]
+            apart = choose((False, False, True))  # laid out by itself
+            lies["e"] = choose_placements(choose, scenario, arg.shape(sizes), pending=()) if apart else lies["o"]
             continue
         alike = lies.get("a", ()) if together and arg.dims == variant.args[0].dims else ()
         if alike and not any(isinstance(p, Partial | StridedShard) for p in alike):
