@@ -331,20 +331,40 @@ REWRITTEN = """
 2 | a=4x3:P(sum):int64:small b=4x3:P(sum):float32:unit | a.copy_(b)
 """
 
-# dims that are counted from the end, cut, of operands that agree in size along them
-COUNTED = """
-2 | a=4x4:S(1) i=4x4:S(1):int64:index4 s=4x4:S(1) | scatter(a,-1,i,s) scatter(a,-1,i,5) gather(a,-1,i) take_along_dim(a,i,-1)
-2 | a=4x4:S(1):float32:small i=4x4:S(1):int64:index4 s=4x4:S(1):float32:small | scatter_add(a,-1,i,s)
-2 | a=5x3:S(0) i=5x3:S(0):int64:index5 s=5x3:S(0) | scatter(a,-2,i,s) gather(a,-2,i)
-2 | a=4x4:S(1) i=4:R:int64:index4 s=():R b=4x4:S(1) | index_fill(a,-1,i,s) index_add(a,-1,i,b) index_copy(a,-1,i,b) index_select(a,-1,i)
-2 | a=4x4:S(1):float32:small b=4x4:S(0):float32:small | tensordot(a,b,([-1],[-2])) linalg.vector_norm(a,2,-1) a.norm(2,-1) var_mean(a,-1)
-2 | a=2x3x4:S(2) | permute(a,(-1,-3,-2)) movedim(a,-1,-3) flatten(a,-2) unflatten(a,-1,(2,2)) unsqueeze(a,-1) diagonal(a,0,-1,-2)
+# dims that are counted from the end, among them those of which torch hands its rules what the caller gave
+FROM_THE_END = """
+2 | a=4x4:S(1) i=4x4:R:int64:index4 s=4x4:R | scatter(a,-1,i,5) scatter(a,-1,i,s) scatter_add(a,-1,i,s) gather(a,-1,i)
+2 | a=4x4:S(1) i=4x4:R:int64:index4 s=4x4:R | take_along_dim(a,i,-1)
+2 | a=4x4:S(0) i=4x4:R:int64:index4 s=4x4:R | scatter(a,-2,i,5) scatter(a,-2,i,s) scatter_add(a,-2,i,s) gather(a,-2,i)
+2 | a=4x4:S(0) i=4x4:R:int64:index4 s=4x4:R | take_along_dim(a,i,-2)
+2 | a=4x4:S(1) i=4:R:int64:index4 s=4x4:R | index_add(a,-1,i,s) index_fill(a,-1,i,5) index_select(a,-1,i) index_copy(a,-1,i,s)
+2 | a=4x4:S(0) i=4:R:int64:index4 s=4x4:R | index_add(a,-2,i,s) index_fill(a,-2,i,5) index_select(a,-2,i) index_copy(a,-2,i,s)
+2 | a=4x4x4:S(2) b=4x4:S(0) | select_scatter(a,b,-1,1) select_scatter(a,b,-2,1) diagonal(a,0,-1,-2) diagonal(a,0,-3,-2)
+2 | a=4x4x4:S(2) b=4x4:S(0) | diagonal(a,0,-3,-1)
+2 | a=4x4x4:S(1) b=4x4:S(0) | select_scatter(a,b,-1,1) select_scatter(a,b,-2,1) diagonal(a,0,-1,-2) diagonal(a,0,-3,-1)
+2 | a=4x4x4:S(1) b=4x4:S(0) | diagonal_scatter(a,b,0,-2,-1)
+2 | a=4x4x4:S(2) b=4x4x2:R | slice_scatter(a,b,-1,0,2) cat([a,b],-1) cat([a,a],-2) stack([a,a],-1) stack([a,a],-2) unsqueeze(a,-1)
+2 | a=4x4x4:S(2) b=4x4x2:R | unsqueeze(a,-2)
+2 | a=4x3x4:S(2):float32:distinct | cumsum(a,-2) flip(a,(-1,)) roll(a,1,-1) roll(a,1,-2)
+2 | a=4x3x4:S(2):float32:distinct | sort(a,-1) sort(a,-2) topk(a,2,-1)
+2 | a=4x3x4:S(2):float32:small | amax(a,(-1,-3)) sum(a,(-1,-2)) var(a,(-1,)) std(a,-2) argmax(a,-1) kthvalue(a,2,-1) mode(a,-1)
+2 | a=4x3x4:S(2):float32:small | median(a,-2) logsumexp(a,-1)
+2 | a=4x3x4:S(2):float32:small | linalg.vector_norm(a,2,-1) aminmax(a,dim=-1) any(a,-1) all(a,-2) prod(a,-1) mean(a,(-1,-2))
+2 | a=4x3x4:S(2):float32:small | count_nonzero(a,-1)
+2 | a=4x3x4:S(2):float32:small | nn.functional.softmax(a,-1) nn.functional.softmax(a,-2) nn.functional.log_softmax(a,-1)
+2 | a=4x3x4:S(2):float32:small | nn.functional.glu(a,-1) unbind(a,-2)
+2 | a=4x3x4:S(2) | split(a,2,-1) chunk(a,2,-2) tensor_split(a,2,-1) movedim(a,-1,0) transpose(a,-1,-2) permute(a,(-1,0,-2))
+2 | a=4x3x4:S(2) | narrow(a,-1,1,2) select(a,-1,1) select(a,-2,1)
+2 | a=4x3x4:S(2) | unflatten(a,-1,(2,2)) flatten(a,-2,-1) flatten(a,-3,-2) expand(a,(2,-1,-1,-1)) rot90(a,1,(-1,-3))
+2 | a=4x3x1:S(0) | squeeze(a,-1) squeeze(a,(-1,))
+2 | a=4x4x3:S(1):float32:small | nn.functional.layer_norm(a,(3,)) nn.functional.normalize(a,dim=-2) cross(a,a,dim=-1)
+2 | a=4x4x3:S(1):float32:small | linalg.cross(a,a,dim=-1)
 """
 
 FORWARD = (
     RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OUTSIDE + OWN_RULES + KEPT + NAMED + SLICED + SOLID + EXTREMES
     + BETWEEN + REGROUPED + SIZES + LOOSE + SQUEEZED + UNDER_OPTIONS + UNLIKE_DIMS + LOOKED_UP + REARRANGED + COMPLEX + BROADCAST
-    + FURTHER + REWRITTEN + COUNTED
+    + FURTHER + REWRITTEN + FROM_THE_END
 )  # fmt: skip
 
 # views and other ops, for torch's modes

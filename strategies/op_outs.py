@@ -88,7 +88,7 @@ alias
     a=m,1,n     | squeeze(a,1) movedim(a,0,-1) select(a,1,0)
     a=m,n,p     | select(a,1,0) narrow(a,1,0,1) diagonal(a,0,0,2) view(a,({m},{n*p})) getitem(a,(slice(None),slice(0,1)))
 """)
-# views that come in lists, of the sharded dim and of another, as op_corners writes programs
+# views that come in lists, or lose several dims, of the sharded dim and of another, as op_corners writes programs
 LISTED = """
 2 | a=4x4:S(0) | x=split(a,2,1);v=getitem(x,1);a.add_(1);v x=chunk(a,2,1);v=getitem(x,0);v.mul_(2);a x=unbind(a,1);v=getitem(x,3);a.neg_();v
 2 | a=4x6:S(1) | x=split(a,2);v=getitem(x,1);v.fill_(5);a x=split(a,(1,3));v=getitem(x,1);a.neg_();v
@@ -96,6 +96,7 @@ LISTED = """
 2 | a=4x4:S(0) | x=split(a,2);v=getitem(x,1);a.add_(1);v x=chunk(a,2);v=getitem(x,0);v.mul_(2);a
 2 | a=4x4:S(0) | x=tensor_split(a,2);v=getitem(x,1);v.neg_();a
 2x2 | a=4x6:S(0),R | x=chunk(a,3,1);v=getitem(x,2);v.zero_();a x=chunk(a,2,0);v=getitem(x,1);a.mul_(2);v
+2 | a=2x1x2:S(1) | v=squeeze(a,(1,));v.add_(1);a v=squeeze(a);a.mul_(2);v
 """
 WRITES = ("add_(1)", "mul_(2)", "neg_()", "zero_()", "fill_(5)")
 

@@ -182,6 +182,16 @@ ATTEMPTS = {
 }
 
 
+if compat.torch_release() < (2, 15):  # from then on these have gradients, which collective.functional asks for
+    ATTEMPTS["gradient-of-a-maximum"] = lambda rank, size: (
+        compat.functional.all_reduce(torch.ones(2, requires_grad=True), "max", dist.group.WORLD).sum().backward()
+    )
+    ATTEMPTS["gradient-of-minima-together"] = lambda rank, size: (
+        compat.functional.all_reduce_coalesced([torch.ones(2, requires_grad=True)], "min", dist.group.WORLD)[0]
+        .sum()
+        .backward()
+    )
+
 # calls that torch does not check: it passes them to the backend
 LEFT_TO_BACKENDS = ("list-too-short", "list-too-long", "root-outside")
 

@@ -182,6 +182,22 @@ def stopped(through):
     return run
 
 
+def stopped_leaf(through):
+    """A gradient that ends behind ``through``, which alone uses ``w``: ``w`` gets none at all, and not zeros."""
+
+    def run(x, w):
+        y = x * 2
+        (y.sum() + Stop.apply(through(w)).sum()).backward()
+        return {"value": y}
+
+    return run
+
+
+def copied_by_shards(x):
+    """A tensor of the local tensor of ``x``."""
+    return DTensor.from_local(x.to_local(), x.device_mesh, x.placements) if isinstance(x, DTensor) else x
+
+
 def after_scalar(x, w):
     """A plain tensor without dims beside the others, which an optimizer trains with the gradient that it got."""
     scale = torch.tensor(3.0, requires_grad=True, dtype=x.dtype, device=x.device)
@@ -270,6 +286,8 @@ WAYS = {
     "scalar": after_scalar,
     "in-place-moved": changed_in_place(lambda x: moved(x, Replicate())),
     "in-place-whole": changed_in_place(whole),
+    "stopped-local": stopped_leaf(lambda x: x.to_local() if isinstance(x, DTensor) else x),
+    "stopped-local-copy": stopped_leaf(copied_by_shards),
 }
 LAYOUTS = (
     "mesh=2 x=5x3:S(0):float32:small w=4x3:R:float32:small",

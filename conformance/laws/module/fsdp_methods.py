@@ -120,9 +120,9 @@ def configure(model: Any, way: str) -> None:
                     gather_in_two_parts(parameter.to_local())
 
 
-def fail_midway(model: Any, x: torch.Tensor, way: str) -> None:
-    """Raise in the middle of a forward or backward pass on every rank, then reset the model, so that the next step
-    starts afresh."""
+def fail_midway(model: Any, x: torch.Tensor, way: str) -> list[bool]:
+    """Raise in a pass on every rank, forward once the second layer is unsharded, and reset the model. Returns which
+    layers are unsharded then."""
     reset = require_attribute(model, "reset_iter_state")
     wait = {"failed-unsynced": model.set_requires_gradient_sync, "failed-held": model.set_requires_all_reduce}.get(way)
     if wait is not None:  # after a backward pass whose gradients were not reduced, or not over the replicas
@@ -133,16 +133,15 @@ def fail_midway(model: Any, x: torch.Tensor, way: str) -> None:
     def raise_error(*_: Any) -> None:
         raise ArithmeticError("midway")
 
-    def raise_in_backward(*hook_arguments: Any) -> None:
-        hook_arguments[-1].register_hook(raise_error)
-
-    hook = model.relu.register_forward_hook(raise_in_backward if way == "failed-backward" else raise_error)
+    fails = {"failed-backward": model.relu.register_full_backward_pre_hook}
+    hook = fails.get(way, model.net2.register_forward_pre_hook)(raise_error)
     try:
         model(x).sum().backward()
     except ArithmeticError:
         hook.remove()
         reset()
         model.zero_grad()
+    return are_unsharded([model.net1, model.net2])
 
 
 def are_unsharded(layers: list[nn.Module]) -> list[bool]:
@@ -238,8 +237,7 @@ def fsdp_methods(model: MLPModel, mesh: NamedMesh, inputs: Inputs, way: Way, pas
         model.net1.applied = lambda x: nn.functional.linear(x, model.net1.weight, model.net1.bias)
         fsdp.register_fsdp_forward_method(model.net1, "applied")
         model.forward = lambda x: model.net2(model.relu(model.net1.applied(x)))
-    if way.startswith("failed"):
-        fail_midway(model, inputs[0][0], way)
+    reset = fail_midway(model, inputs[0][0], way) if way.startswith("failed") else [False, False]
     optim, steps = torch.optim.SGD(model.parameters(), lr=0.5), []
     for step in range(2):
         outs, unsharded = [], []
@@ -262,7 +260,7 @@ def fsdp_methods(model: MLPModel, mesh: NamedMesh, inputs: Inputs, way: Way, pas
             outs[-1].backward(grad.to(outs[-1].dtype))
             unsharded.append(are_unsharded(layers))
         steps.append({"forward": outs, "whole": unsharded, **take_step(model, optim)})
-    return {"steps": steps}
+    return {"reset": reset, "steps": steps}
 
 
 @fsdp_methods.due
@@ -282,7 +280,7 @@ def _(model, mesh: Mesh, inputs: list[Pairs], way: str, passes: int, single: boo
         steps.append(
             {"forward": outs, "whole": unsharded, "gradients": claimed(grads, mesh), "parameters": due_parameters}
         )
-    return {"steps": steps}
+    return {"reset": [False, False], "steps": steps}
 
 
 # Changes of gradients
