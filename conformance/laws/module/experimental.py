@@ -180,8 +180,7 @@ def features_registered(case: Case) -> set[str]:
     draw=draw_registered,
     draws=20,
     # a plan that an earlier call made for another dim
-    sweep=texts("mesh=2 x=4x6:S(0) dim=0 by=name", "mesh=2x2 x=3x5:R,S(1) dim=-1 by=name"),
-    sweeps=2,
+    cases=("mesh=2 x=4x6:S(0) dim=0 by=name", "mesh=2x2 x=3x5:R,S(1) dim=-1 by=name"),
     features=features_registered,
     needs=("all_gather", "all_reduce", "all_to_all", "reduce_scatter"),
     weight=0.1,

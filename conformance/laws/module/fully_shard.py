@@ -230,7 +230,7 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     draw=draw_fully_shard,
     draws=8,
     # with tensor parallelism, as one unit and as several, with widths that divide by the ranks and that do not
-    sweep=texts(
+    cases=(
         "mesh=2x2 model=mlp dims=5x8x3 optimizer=sgd reshard=yes",
         "mesh=2x2 model=mlp dims=3x4x5 optimizer=adamw reshard=no units=1",
         # a layer without elements
@@ -242,7 +242,6 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
         "mesh=2x2 model=mlp dims=4x8x2 optimizer=adamw reshard=yes units=1 dim=-1",
         "mesh=2x2 model=mlp dims=4x8x2 optimizer=sgd reshard=yes dim=-2",
     ),
-    sweeps=7,
     features=features_fully_shard,
     needs=NEEDS,
     weight=0.2,

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, texts
@@ -82,18 +81,15 @@ ALIASES = {
 CALLS = {**CASTS, **IDENTITIES, **COPIES, **ALIASES}
 
 
-def draw_copied(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        how = draw(st.sampled_from(sorted(CALLS)))
-        world, ranks, group_field = draw(acting_ranks(limits))
-        shape = draw(shapes(min_dims=1))
-        spec = draw(specs(shape, ranks))
-        x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if how == "detach" else DTYPES)))
-        to = draw(dtypes(limits)) if how in CASTS else None
-        return fields(world=world, **group_field, x=x, spec=spec, how=how, to=to, seed=draw(st.integers(0, 9)) or None)
-
-    return case()
+@st.composite
+def draw_copied(draw: st.DrawFn, limits: Limits) -> Case:
+    how = draw(st.sampled_from(sorted(CALLS)))
+    world, ranks, group_field = draw(acting_ranks(limits))
+    shape = draw(shapes(min_dims=1))
+    spec = draw(specs(shape, ranks))
+    x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if how == "detach" else DTYPES)))
+    to = draw(dtypes(limits)) if how in CASTS else None
+    return fields(world=world, **group_field, x=x, spec=spec, how=how, to=to, seed=draw(st.integers(0, 9)) or None)
 
 
 EACH_CALL = [f"world=2 x=5x3 spec=chunk(0)@0,1 how={how}{' to=float64' if how in CASTS else ''}" for how in CALLS]
@@ -181,17 +177,14 @@ def _(x, boxes, how, pickles, rank, to, group, world: WorldSize):
 # Inferred sizes
 
 
-def draw_inferred(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        world = draw(st.sampled_from([size for size in (2, 3, 4) if size <= limits.world_size]))
-        counts = [draw(st.integers(1, 4)) for _ in range(world)]
-        shape = (sum(counts), *draw(shapes(max_dims=2)))
-        spec = shards_along(shape, 0, zip(counts, range(world), strict=True))
-        x = TensorSpec(shape, None, draw(dtypes(limits)))
-        return fields(world=world, x=x, spec=str(spec), seed=draw(st.integers(0, 9)) or None)
-
-    return case()
+@st.composite
+def draw_inferred(draw: st.DrawFn, limits: Limits) -> Case:
+    world = draw(st.sampled_from([size for size in (2, 3, 4) if size <= limits.world_size]))
+    counts = [draw(st.integers(1, 4)) for _ in range(world)]
+    shape = (sum(counts), *draw(shapes(max_dims=2)))
+    spec = shards_along(shape, 0, zip(counts, range(world), strict=True))
+    x = TensorSpec(shape, None, draw(dtypes(limits)))
+    return fields(world=world, x=x, spec=str(spec), seed=draw(st.integers(0, 9)) or None)
 
 
 @sharded_law(
@@ -216,17 +209,14 @@ def _(x, boxes, rank):
 # User-defined ops
 
 
-def draw_custom(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        world, ranks, group_field = draw(acting_ranks(limits))
-        shape = draw(shapes(min_dims=1, min_size=1))
-        spec = draw(chunk_specs(shape, ranks))
-        return fields(
-            world=world, **group_field, x=TensorSpec(shape), spec=spec, by=draw(st.sampled_from(("function", "spec")))
-        )
-
-    return case()
+@st.composite
+def draw_custom(draw: st.DrawFn, limits: Limits) -> Case:
+    world, ranks, group_field = draw(acting_ranks(limits))
+    shape = draw(shapes(min_dims=1, min_size=1))
+    spec = draw(chunk_specs(shape, ranks))
+    return fields(
+        world=world, **group_field, x=TensorSpec(shape), spec=spec, by=draw(st.sampled_from(("function", "spec")))
+    )
 
 
 def new_override() -> Any:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 from torch import nn
 
 from shardlaw.conformance.law.act import fields, texts
@@ -38,18 +37,15 @@ VALUES = {"ones-like": 1, "zeros-like": 0}
 TWO_EACH = "world=2 x=5x4 spec=0:2,0:4@0;2:5,0:1@1;2:3,1:4@0;3:5,1:4@1"
 
 
-def draw_filled(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        how = draw(st.sampled_from(sorted(CALLS)))
-        world, ranks, _ = draw(acting_ranks(limits, groups=False))
-        shape = draw(shapes(min_dims=1))
-        spec = draw(specs(shape, ranks))
-        x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if how in IN_PLACE else DTYPES)))
-        to = draw(dtypes(limits)) if how in LIKE else None
-        return fields(world=world, x=x, spec=spec, how=how, to=to)
-
-    return case()
+@st.composite
+def draw_filled(draw: st.DrawFn, limits: Limits) -> Case:
+    how = draw(st.sampled_from(sorted(CALLS)))
+    world, ranks, _ = draw(acting_ranks(limits, groups=False))
+    shape = draw(shapes(min_dims=1))
+    spec = draw(specs(shape, ranks))
+    x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if how in IN_PLACE else DTYPES)))
+    to = draw(dtypes(limits)) if how in LIKE else None
+    return fields(world=world, x=x, spec=spec, how=how, to=to)
 
 
 @sharded_law(

@@ -94,8 +94,7 @@ OPTIMIZED = (
     "sharded_tensor.optimized",
     source="torch.distributed._shard.sharded_optim, ShardedOptimizer: all tensors and local shard tensors",
     control="world=2 x=4x3:-:float32:small spec=0:2,0:3@0;2:4,0:3@1",
-    sweep=texts(*OPTIMIZED),
-    sweeps=len(OPTIMIZED),
+    cases=OPTIMIZED,
 )
 def optimized(x: FullTensor, boxes: OwnBoxes, rank: Rank):
     """ShardedOptimizer updates the local shards of a sharded tensor, and plain parameters; zero_grad clears the
