@@ -157,8 +157,7 @@ def _(others, how):
     control="mesh=2 x=4x2:S(0):float32:small how=broadcast",
     draw=model_cases("broadcast", "each", plain=False),
     draws=14,
-    sweep=texts(*(line.replace("{}", "float32:small") for line in ODD_STATES)),
-    sweeps=len(ODD_STATES),
+    cases=[line.replace("{}", "float32:small") for line in ODD_STATES],
     **COMMON,
 )
 def full_optimizer_state(tensors: FullTensors, others: Poisoned, rank: Rank, how: Form):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of, Refused, as_metadata, caught
 from shardlaw.conformance.law.fields import Ints
@@ -251,8 +251,7 @@ BEFORE_START = (
     "plan.validates[before]",
     source=f"{DOCS}, DefaultSavePlanner.create_global_plan validates the plan: in bounds, disjoint, covering",
     control=BEFORE_START[0],
-    sweep=texts(*(f"world=1 {line}" for line in BEFORE_START)),
-    sweeps=len(BEFORE_START),
+    cases=[f"world=1 {line}" for line in BEFORE_START],
 )
 def before_start(plans: Plans, chunk: Literal["moved", "inverted"] = "moved"):
     """A plan with a chunk at a negative offset, or of negative sizes, is refused."""

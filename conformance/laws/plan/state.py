@@ -10,7 +10,7 @@ from hypothesis.strategies import SearchStrategy
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, Refused, as_metadata, caught
 from shardlaw.conformance.law.fields import Word
@@ -215,8 +215,7 @@ def caching_features(case: Case) -> set[str]:
     "plan.cached",
     source=f"{DOCS}, DefaultSavePlanner (enable_plan_caching)",
     control="mesh=2 x=4:S(0) order=ab change=shape",
-    sweep=texts(*(f"world=1 {line}" for line in CACHED)),
-    sweeps=len(CACHED),
+    cases=[f"world=1 {line}" for line in CACHED],
     draw=draw_saves,
     draws=80,
     weight=0.4,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hypothesis import strategies as st
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.choices import ChoiceField
 from shardlaw.conformance.law.due import Of, Refused, caught
@@ -106,8 +106,7 @@ MORE_CASES += [f"world=2 x=5x3 spec=0:2,0:3@0;2:4,0:3@1;4:5,0:3@0 how={how}" for
         "be done"
     ),
     control="world=2 x=4x3 spec=chunk(0)@0,1 how=dtype to=float64",
-    sweep=texts(*EACH_CALL, *MORE_CASES),
-    sweeps=len(CALLS) + len(MORE_CASES),
+    cases=(*EACH_CALL, *MORE_CASES),
     draw=draw_copied,
     draws=20,
 )
@@ -234,8 +233,7 @@ def new_override() -> Any:
     source=f"{SOURCE}, custom_sharded_op_impl, custom_sharding_spec_op",
     control="world=2 x=4x3 spec=chunk(0)@0,1 by=function",
     # within a group, where a sharded tensor of all ranks exists too
-    sweep=texts(*(f"world=3 group=1,2 x=5x3 spec=chunk(0)@1,2 by={by}" for by in ("function", "spec"))),
-    sweeps=2,
+    cases=[f"world=3 group=1,2 x=5x3 spec=chunk(0)@1,2 by={by}" for by in ("function", "spec")],
     draw=draw_custom,
     draws=6,
 )

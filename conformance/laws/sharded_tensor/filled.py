@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.choices import ChoiceField
 from shardlaw.conformance.law.due import Of
@@ -52,8 +52,7 @@ def draw_filled(draw: st.DrawFn, limits: Limits) -> Case:
     "sharded_tensor.filled",
     source=f"{SOURCE}, docstrings of its initializers: fills the tensors in tensor.local_shards; torch.full_like",
     control="world=2 x=4x3 spec=chunk(0)@0,1 how=constant",
-    sweep=texts(*(f"{TWO_EACH} how={how}{' to=float64' if how in LIKE else ''}" for how in CALLS)),
-    sweeps=len(CALLS),
+    cases=[f"{TWO_EACH} how={how}{' to=float64' if how in LIKE else ''}" for how in CALLS],
     draw=draw_filled,
     draws=10,
 )

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.choices import ChoiceField
 from shardlaw.conformance.law.due import Of
@@ -182,8 +181,7 @@ GRAD_LINES = (
     "sharded_tensor.trained",
     source=f"{SOURCE}, _shard_tensor, init_from_local_shards and the factories: requires_grad",
     control="world=2 x=4x3 spec=chunk(0)@0,1 how=local",
-    sweep=texts(*(f"{line} how={how}" for how in REQUIRING_GRAD for line in GRAD_LINES)),
-    sweeps=len(REQUIRING_GRAD) * len(GRAD_LINES),
+    cases=[f"{line} how={how}" for how in REQUIRING_GRAD for line in GRAD_LINES],
 )
 def trained(
     x: FullTensor, spec: ShardingSpec, boxes: OwnBoxes, how: Annotated[Any, ChoiceField(REQUIRING_GRAD)], rank: Rank
