@@ -70,14 +70,10 @@ def choose_by_number(number: int) -> Choose:
     return lambda options: options[scatter_bits(number, next(turn)) % len(options)]
 
 
-def strategy_of(build: Callable[[Choose, Scenario], Built], world_size: int, *, deep: bool = True) -> SearchStrategy[Built]:
+@st.composite
+def strategy_of(draw: st.DrawFn, build: Callable[[Choose, Scenario], Built], world_size: int, *, deep: bool = True) -> Built:
     """A strategy for what ``build`` returns for drawn scenarios and choices."""
-
-    @st.composite
-    def drawn(draw: st.DrawFn) -> Built:
-        return build(lambda options: draw(st.sampled_from(options)), draw(scenarios(world_size, deep=deep)))
-
-    return drawn()
+    return build(lambda options: draw(st.sampled_from(options)), draw(scenarios(world_size, deep=deep)))
 
 
 def scenarios(world_size: int, *, deep: bool = True) -> SearchStrategy[Scenario]:

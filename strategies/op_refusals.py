@@ -103,21 +103,17 @@ def _shards_or_replicas(mesh: Mesh, ndim: int) -> SearchStrategy[Placements]:
     return st.tuples(*(st.sampled_from([Replicate(), *map(Shard, range(ndim))]) for _ in mesh.shape))
 
 
-def mixed_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
+@st.composite
+def mixed_samples(draw: st.DrawFn, *, world_size: int = 4) -> Sample:
     """A sharded tensor and a plain one, one of them ``a`` and the other ``b``."""
-
-    @st.composite
-    def drawn(draw: st.DrawFn) -> Sample:
-        mesh = draw(st.sampled_from(_meshes(world_size)))
-        if draw(st.integers(0, 3)) == 3:
-            a, b = TensorSpec((4, 4), draw(_shards_or_replicas(mesh, 2))), TensorSpec((4,), None)
-            return Sample(mesh, (("a", a), ("b", b)), draw(st.sampled_from(BROADCAST_CALLS)))
-        steps = draw(st.sampled_from(PAIR_CALLS))
-        specs = [TensorSpec((4, 4), draw(_shards_or_replicas(mesh, 2))), TensorSpec((4, 4), None)]
-        a, b = specs if draw(st.booleans()) else reversed(specs)
-        return Sample(mesh, (("a", a), ("b", b)), steps)
-
-    return drawn()
+    mesh = draw(st.sampled_from(_meshes(world_size)))
+    if draw(st.integers(0, 3)) == 3:
+        a, b = TensorSpec((4, 4), draw(_shards_or_replicas(mesh, 2))), TensorSpec((4,), None)
+        return Sample(mesh, (("a", a), ("b", b)), draw(st.sampled_from(BROADCAST_CALLS)))
+    steps = draw(st.sampled_from(PAIR_CALLS))
+    specs = [TensorSpec((4, 4), draw(_shards_or_replicas(mesh, 2))), TensorSpec((4, 4), None)]
+    a, b = specs if draw(st.booleans()) else reversed(specs)
+    return Sample(mesh, (("a", a), ("b", b)), steps)
 
 
 def samples_on_two_meshes(*, world_size: int = 4) -> SearchStrategy[tuple[Sample, Mesh]]:
@@ -134,18 +130,14 @@ def samples_on_two_meshes(*, world_size: int = 4) -> SearchStrategy[tuple[Sample
     return drawn()
 
 
-def invalid_call_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
+@st.composite
+def invalid_call_samples(draw: st.DrawFn, *, world_size: int = 4) -> Sample:
     """Sharded tensors and a call that the plain op refuses."""
-
-    @st.composite
-    def drawn(draw: st.DrawFn) -> Sample:
-        mesh = draw(st.sampled_from(_meshes(world_size)))
-        steps = draw(st.sampled_from(INVALID_CALLS))
-        a = TensorSpec((4, 6), draw(_shards_or_replicas(mesh, 2)))
-        both = re.search(r"\bb\b", steps)
-        return Sample(mesh, (("a", a), *([("b", TensorSpec((6, 4), draw(_shards_or_replicas(mesh, 2))))] if both else [])), steps)
-
-    return drawn()
+    mesh = draw(st.sampled_from(_meshes(world_size)))
+    steps = draw(st.sampled_from(INVALID_CALLS))
+    a = TensorSpec((4, 6), draw(_shards_or_replicas(mesh, 2)))
+    both = re.search(r"\bb\b", steps)
+    return Sample(mesh, (("a", a), *([("b", TensorSpec((6, 4), draw(_shards_or_replicas(mesh, 2))))] if both else [])), steps)
 
 
 def stride_call_samples() -> list[Sample]:
@@ -155,18 +147,14 @@ def stride_call_samples() -> list[Sample]:
     return [Sample(mesh, (("a", a),), steps) for steps in STRIDE_CALLS for mesh, a in tensors]
 
 
-def unbind_samples(*, world_size: int = 4) -> SearchStrategy[Sample]:
+@st.composite
+def unbind_samples(draw: st.DrawFn, *, world_size: int = 4) -> Sample:
     """``unbind`` along a sharded dim."""
-
-    @st.composite
-    def drawn(draw: st.DrawFn) -> Sample:
-        mesh = draw(st.sampled_from(_meshes(world_size)))
-        shape = draw(st.sampled_from([(2, 3), (3, 2), (4, 2, 3)]))
-        dim = draw(st.integers(0, len(shape) - 1))
-        at = draw(st.integers(0, mesh.ndim - 1))
-        either: list[Placement] = [Replicate(), Shard(dim)]
-        placed = tuple(either[1] if i == at else draw(st.sampled_from(either)) for i in range(mesh.ndim))
-        spoken = draw(st.sampled_from([dim, dim - len(shape)]))
-        return Sample(mesh, (("a", TensorSpec(shape, placed)),), f"unbind(a,{spoken})")
-
-    return drawn()
+    mesh = draw(st.sampled_from(_meshes(world_size)))
+    shape = draw(st.sampled_from([(2, 3), (3, 2), (4, 2, 3)]))
+    dim = draw(st.integers(0, len(shape) - 1))
+    at = draw(st.integers(0, mesh.ndim - 1))
+    either: list[Placement] = [Replicate(), Shard(dim)]
+    placed = tuple(either[1] if i == at else draw(st.sampled_from(either)) for i in range(mesh.ndim))
+    spoken = draw(st.sampled_from([dim, dim - len(shape)]))
+    return Sample(mesh, (("a", TensorSpec(shape, placed)),), f"unbind(a,{spoken})")

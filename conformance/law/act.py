@@ -23,7 +23,7 @@ Laws that spy on calls, make them fail, kill or time ranks may have a ``check`` 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -93,12 +93,17 @@ class Act:
         return self.due(**given)
 
 
-def law(id: str, *, source: str, control: str, clause: str = "", **record: Any) -> Callable[[Callable[..., Any]], Law]:
+def law(
+    id: str, *, source: str, control: str, clause: str = "", cases: Sequence[str] = (), **record: Any
+) -> Callable[[Callable[..., Any]], Law]:
     """Decorate the first act of a law. ``record``: the other fields of :class:`~shardlaw.conformance.law.law.Law`.
 
-    ``control`` is the text of a case without the law's id. ``draw``, ``sweep`` and ``narrow`` may return cases of any law, such as those of
-    :func:`fields`; their id is replaced by this law's.
+    ``control`` is the text of a case without the law's id. ``cases``: the texts of all cases of the sweep, which has them in this order.
+    ``draw``, ``sweep`` and ``narrow`` may return cases of any law, such as those of :func:`fields`; their id is replaced by this law's.
     """
+
+    if cases:
+        record = {"sweep": texts(*cases), "sweeps": len(cases), **record}
 
     def decorate(function: Callable[..., Any]) -> Law:
         text = clause or first_paragraph(function)

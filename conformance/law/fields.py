@@ -74,16 +74,18 @@ class Field:
     """The type of a parameter.
 
     ``takes``: what a text must be, for error messages. ``field``: the case's field, where its name is not the parameter's. ``always``: the
-    parameter has a value also in a case that has none of its fields.
+    parameter has a value also in a case that has none of its fields. ``reads``: the fields of a case that it reads, where that is not the
+    one that it is named after. ``to.?`` is a pattern, ``*`` stands for every field with the name of a tensor.
     """
 
     takes = "a text"
     field = ""
     always = False
+    reads: tuple[str, ...] = ()
 
     def fields(self, name: str) -> tuple[str, ...]:
-        """The fields of a case that it reads. ``to.?`` is a pattern, ``*`` stands for every field with the name of a tensor."""
-        return (name,)
+        """The fields of a case that it reads, as the parameter ``name``."""
+        return self.reads or (name,)
 
     def is_given(self, case: Case, name: str) -> bool:
         """Whether the case has a value for it: the first of the fields that it reads, if it reads any."""

@@ -68,9 +68,7 @@ class OperandsField(Field):
     """The operands of the program in the field ``steps``, each with different values."""
 
     field, takes = "steps", TensorField.takes
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return ("*", "mesh", "steps")
+    reads = ("*", "mesh", "steps")
 
     def is_given(self, case: Case, name: str) -> bool:
         return True

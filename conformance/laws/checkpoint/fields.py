@@ -49,6 +49,7 @@ class StateField(Field):
 
     takes = "a state such as {w:x,n:1} and tensors of one letter"
     always = True
+    reads = STATE_FIELDS
 
     def __init__(
         self,
@@ -62,9 +63,6 @@ class StateField(Field):
     ) -> None:
         self.end, self.tree, self.fill = end, tree or end, fill
         self.plain, self.rebuilt, self.newer = plain, rebuilt, newer
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return STATE_FIELDS
 
     def read(self, case: Case, name: str) -> Contents:
         trip = t.read_trip(case)
@@ -91,12 +89,10 @@ class StatesField(Field):
 
     takes = "an order such as aba"
     always = True
+    reads = (*STATE_FIELDS, "order")
 
     def __init__(self, *, poisoned: bool = False) -> None:
         self.fill = "poison" if poisoned else ""
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return (*STATE_FIELDS, "order")
 
     def read(self, case: Case, name: str) -> list[Contents]:
         ends: dict[str, Literal["save", "load"]] = {"a": "save", "b": "load"}
@@ -117,12 +113,10 @@ class WriterField(Field):
 
     takes = "options of a writer"
     always = True
+    reads = WRITER_FIELDS
 
     def __init__(self, extra: Callable[[Case], Mapping[str, Any]] = lambda case: {}) -> None:
         self.extra = extra
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return WRITER_FIELDS
 
     def read(self, case: Case, name: str) -> dict[str, Any]:
         return {**t.writer_options(case), **self.extra(case)}
@@ -167,12 +161,10 @@ class PlannerField(Field):
 
     takes = "options of a planner"
     always = True
+    reads = ("nested", "inner", "dedup")
 
     def __init__(self, *, saves: bool, planner_class: type | None = None, partial: bool = False) -> None:
         self.saves, self.planner_class, self.partial = saves, planner_class, partial
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return ("nested", "inner", "dedup")
 
     def read(self, case: Case, name: str) -> dict[str, Any]:
         allowed = {"allow_partial_load": True} if self.partial and unsaved(case) else {}
@@ -207,12 +199,10 @@ class EndMeshField(MeshField):
     """The mesh of the load, by default that of the save."""
 
     always = True
+    reads = ("mesh", "mesh.load")
 
     def read(self, case: Case, name: str) -> Mesh:
         return t.mesh_of_load(case)
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return ("mesh", "mesh.load")
 
     def to_script(self, value: Mesh, name: str, world: int) -> ScriptArgument:
         return ScriptArgument("mesh", (), (mesh_line(value, "mesh"),))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Meaningless
 from shardlaw.conformance.law.fields import Device, Folder, MeshTable, Rank
@@ -238,8 +238,7 @@ def features_of_pair(case: Case) -> set[str]:
     "mesh=2@0,1 mesh.b=2@2,3 way=local-local",
     needs=("all_gather",),
     features=features_of_pair,
-    sweep=texts(*(f"mesh={mesh} mesh.b={other} way={way}" for mesh, other, way in PAIRS)),
-    sweeps=len(PAIRS),
+    cases=[f"mesh={mesh} mesh.b={other} way={way}" for mesh, other, way in PAIRS],
     own_world=lambda case: True,
     weight=0.3,
 )

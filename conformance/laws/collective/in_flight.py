@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.fields import Device, IntsField, Rank
 from shardlaw.conformance.law.law import Limits
@@ -173,8 +173,7 @@ def _(call, rank: Rank):
     source=draws.DOC + "asynchronous collective operations, wait()",
     control="mesh=2 x=5x3 call=all_gather",
     features=lambda case: draws.features_of_call(case) | {"async"},
-    sweep=texts(*(f"mesh=2 x=4x3 call={name}" for name in CALLS)),
-    sweeps=len(CALLS),
+    cases=[f"mesh=2 x=4x3 call={name}" for name in CALLS],
     draw=lambda limits: draw_calls(limits, tuple(CALLS)),
     draws=20,
     members=True,

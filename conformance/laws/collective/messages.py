@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.fields import Between, Field, Rank, ScriptArgument
 from shardlaw.conformance.law.law import Limits
@@ -165,8 +165,7 @@ send_recv = draws.collective_law(
     needs=("p2p",),
     clause="Every message arrives at its destination, those from one rank to another in the order of sending.",
     features=features_messages,
-    sweep=texts("mesh=2 x=5x3 sends=0-1 how=works waits=2"),
-    sweeps=1,
+    cases=("mesh=2 x=5x3 sends=0-1 how=works waits=2",),
     draw=lambda limits: draw_messages(limits, False),
     draws=50,
     members=True,

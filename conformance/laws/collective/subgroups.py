@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import texts
 from shardlaw.conformance.law.due import Meaningless
 from shardlaw.conformance.law.fields import Device, MeshTable, Rank
 from shardlaw.conformance.laws.collective import draws
@@ -55,8 +54,7 @@ def make_group(table: Any, way: Way) -> Any:
     "mesh=2x2 way=size",
     needs=("all_gather",),
     features=lambda case: draws.features_of(case) | {"new-group", f"way:{case.get('way')}"},
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     own_world=lambda case: case.get("way") == "split-of-group",  # ranks are left that have made different groups
     weight=0.3,
 )

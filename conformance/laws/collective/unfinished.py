@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Device, Folder, WordField, WorldSize
 
@@ -86,8 +86,7 @@ PASSED = {"scatter": scatter, "all-gather": all_gather}
     "collective.unfinished",
     source="torch.distributed._functional_collectives, AsyncCollectiveTensor: waits before the first use of the tensor",
     control="world=2 use=listed",
-    sweep=texts(*(f"world=2 use={use}" for use in (*USES, *PASSED))),
-    sweeps=len(USES) + len(PASSED),
+    cases=[f"world=2 use={use}" for use in (*USES, *PASSED)],
     features=lambda case: {"functional", f"way:{case.get('use')}"},
     needs=("all_reduce", "all_gather", "scatter", "subgroups"),
     weight=0.3,

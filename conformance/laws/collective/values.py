@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from hypothesis.strategies import SearchStrategy
 
-from shardlaw.conformance.law.act import texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Alike, Either, Of, Refused
 from shardlaw.conformance.law.fields import Device, Rank
@@ -85,8 +84,7 @@ def results_law(
         draws.DOC + (source or name.replace("-", "_")),
         control,
         clause=clause,
-        sweep=texts(*corners),
-        sweeps=len(corners),
+        cases=corners,
         draw=draw,
         draws=draws_count,
         narrow=narrow,

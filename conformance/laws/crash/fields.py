@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlaw.conformance.law.act import law
@@ -244,20 +243,16 @@ def sweep_scenarios(*scenarios: tuple[str, int]) -> Callable[[Limits], list[Case
     return sweep
 
 
-def narrow_crash(case: Case) -> SearchStrategy[Case]:
+@st.composite
+def narrow_crash(draw: st.DrawFn, case: Case) -> Case:
     """Cases with fewer or smaller tensors, fewer ranks, and a smaller index of the state."""
-
-    @st.composite
-    def cases(draw: st.DrawFn) -> Case:
-        smaller = draw(narrow(case))
-        if "crash" not in case:
-            return smaller
-        index = draw(st.integers(0, case.integer("crash", 0)))
-        if case.get("mesh") in ("3", "4"):
-            smaller = smaller.with_fields(mesh=draw(st.sampled_from(("2", case.get("mesh")))))
-        return smaller.with_fields(crash=index)
-
-    return cases()
+    smaller = draw(narrow(case))
+    if "crash" not in case:
+        return smaller
+    index = draw(st.integers(0, case.integer("crash", 0)))
+    if case.get("mesh") in ("3", "4"):
+        smaller = smaller.with_fields(mesh=draw(st.sampled_from(("2", case.get("mesh")))))
+    return smaller.with_fields(crash=index)
 
 
 def crash_features(case: Case) -> set[str]:

@@ -87,8 +87,7 @@ class OtherWriterField(WriterField):
 class HfWriterField(OtherWriterField):
     """A function from a path to a writer of safetensors."""
 
-    def fields(self, name: str) -> tuple[str, ...]:
-        return ("hf", "index")
+    reads = ("hf", "index")
 
     def read(self, case: Case, name: str) -> dict[str, Any]:
         names = sorted(trip.read_trip(case).values) if "index" in case else ()

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Either, Global, Meaningless, Of
 from shardlaw.conformance.law.features.layout_features import placement_features
@@ -338,8 +338,7 @@ WideGrad = Annotated[torch.Tensor, DerivedField(read_wide_gradient, local=True)]
     control="mesh=2x2 x=3x2:S(0),R to=R,S(1) forward=float64 backward=float64",
     features=lambda case: {"dtype-between"} if {"forward", "backward"} & {*dict(case.fields)} else set(),
     draw=draw_dtype,
-    sweep=texts("mesh=3 x=5x4:S(0) to=R forward=bfloat16 summed=1"),
-    sweeps=1,
+    cases=("mesh=3 x=5x4:S(0) to=R forward=bfloat16 summed=1",),
     draws=42,
     weight=0.6,
     tier="extended",

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import FlopCounterMode
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global, Near
 from shardlaw.conformance.law.fields import Rank, WordField
@@ -308,8 +308,7 @@ def may_be_refused(case: Case, text: str) -> bool:
     "gradient.contexts",
     source=f"{DOC}, DTensor: works with autograd as torch.Tensor does; torch docs, autograd, amp and utils.checkpoint",
     control=f"{LAYOUTS[0]} way=hook-leaf",
-    sweep=texts(*(f"{LAYOUTS[at % 3]} way={way}" for at, way in enumerate(WAYS))),
-    sweeps=len(WAYS),
+    cases=[f"{LAYOUTS[at % 3]} way={way}" for at, way in enumerate(WAYS)],
     features=lambda case: {"backward", f"way:{case.get('way')}"},
     needs=("all_gather", "all_reduce", "all_to_all", "reduce_scatter"),
     refusal=may_be_refused,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Either, Global, Refused, caught
 from shardlaw.conformance.law.fields import Placements, Rank, WordField
@@ -161,8 +161,7 @@ SHARED = tuple(
     "gradient.shared-memory",
     source=SOURCE,
     control="mesh=2 x=5x3:S(0):float32:small to=S(0) way=viewed write=source used=before",
-    sweep=texts(*SHARED),
-    sweeps=len(SHARED),
+    cases=SHARED,
     features=lambda case: {"in-place", f"way:{case.get('way')}"},
     weight=0.3,
 )

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad, functional
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global
 from shardlaw.conformance.law.fields import Rank, WordField
@@ -102,8 +102,7 @@ def is_refusal(case: Case, text: str) -> bool:
     source=f"torch.func docs: transforms of functions of tensors; torch.autograd.forward_ad docs; {DOC}, DTensor: a "
     "torch.Tensor subclass that works with autograd",
     control=CASES[0],
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     features=lambda case: {f"way:{case.get('does')}"},
     refusal=is_refusal,
     weight=0.4,
@@ -153,8 +152,7 @@ def derive(value, local, weight, by):
     source=f"torch.autograd.grad docs, create_graph: the graph of the derivative is constructed; torch.func docs; {DOC}"
     ", DTensor.from_local: differentiable",
     control=ENTERED[0],
-    sweep=texts(*ENTERED),
-    sweeps=len(ENTERED),
+    cases=ENTERED,
     features=lambda case: {f"way:{case.get('by')}"},
     weight=0.4,
 )

@@ -112,12 +112,10 @@ class ComputedField(Field):
     shard orders, which becomes a dict by their texts."""
 
     takes = "a shape such as 5x6"
+    reads = ("mesh", "shape", "x")
 
     def __init__(self, read_case: Callable[[Case], Any]) -> None:
         self.read_case = read_case
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return "mesh", "shape", "x"
 
     def read(self, case: Case, name: str) -> Any:
         value = self.read_case(case)

@@ -11,7 +11,7 @@ from hypothesis.strategies import SearchStrategy
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of, Refused, caught
 from shardlaw.conformance.law.fields import Placements, Rank
@@ -107,8 +107,7 @@ def features_infer(case: Case) -> set[str]:
     features=features_infer,
     draw=draw_infer,
     draws=70,
-    sweep=texts("mesh=2 x=4x6:_S(0,2)", "mesh=3 x=2x9:_S(1,3)", "mesh=2x2 x=8x3:_S(0,2),R"),
-    sweeps=3,
+    cases=("mesh=2 x=4x6:_S(0,2)", "mesh=3 x=2x9:_S(1,3)", "mesh=2x2 x=8x3:_S(0,2),R"),
     members=True,
     weight=0.4,
 )

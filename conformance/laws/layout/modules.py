@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_module, dist
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Near, Of, Refused, caught
 from shardlaw.conformance.law.fields import WordField
@@ -88,7 +88,7 @@ def draw_module(draw: st.DrawFn, limits: Limits) -> Case:
     draw=draw_module,
     draws=60,
     # a partly replicated model on a 2-D mesh, a model on a sub-mesh, shared parameters, and a model in another one
-    sweep=texts(
+    cases=(
         "mesh=2x2 x=128x5:R,S(0) a=128 b=3:-:int64 fn=some hooks=both arguments=3",
         "mesh=2x2 x=12x128:R,S(1) a=12 b=3:-:int64 fn=some hooks=both arguments=3",
         "mesh=2@0,2 x=16x10:S(0) a=16 b=3:-:int64 fn=some hooks=none",
@@ -99,7 +99,6 @@ def draw_module(draw: st.DrawFn, limits: Limits) -> Case:
         "mesh=2 x=4x3:R a=4 b=3:-:int64 fn=none hooks=none deep=1",
         "mesh=2 x=4x3:S(0) a=4 b=3:-:int64 fn=some hooks=both arguments=2 deep=1",
     ),
-    sweeps=9,
     needs=("broadcast", "scatter"),
     weight=0.6,
 )

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of
 from shardlaw.conformance.law.fields import Field, Rank
@@ -47,8 +47,7 @@ def draw_strided(limits: Limits) -> SearchStrategy[Case]:
     draw=draw_strided,
     draws=90,
     # more elements in each part than the mesh dim has ranks, beside a mesh dim that replicates
-    sweep=texts("mesh=2x2 x=16:R,_S(0,2) how=redistribute", "mesh=2x2 x=3x12:_S(1,3),R how=redistribute"),
-    sweeps=2,
+    cases=("mesh=2x2 x=16:R,_S(0,2) how=redistribute", "mesh=2x2 x=3x12:_S(1,3),R how=redistribute"),
     weight=0.5,
     tier="extended",
 )

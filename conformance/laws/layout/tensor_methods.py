@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global, Of, Refused, caught
 from shardlaw.conformance.law.fields import Placements, Rank, WordField
@@ -228,8 +228,7 @@ def read_other(case: Case) -> Global:
     "layout.compared",
     source=f"torch.testing docs, assert_close: raises where actual and expected are not close; torch.equal; {DOC}",
     control=COMPARED[0],
-    sweep=texts(*COMPARED),
-    sweeps=len(COMPARED),
+    cases=COMPARED,
     features=lambda case: {f"way:{case.get('by')}"},
     needs=("all_reduce",),
     weight=0.3,

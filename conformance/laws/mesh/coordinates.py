@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of, Refused, caught
 from shardlaw.conformance.law.fields import Device, MeshTable, NamedMesh, Rank
@@ -199,8 +199,7 @@ SENT = (
     "DeviceMesh.get_coordinate: the indices of this rank",
     SENT[0],
     needs=("broadcast",),
-    sweep=texts(*SENT),
-    sweeps=len(SENT),
+    cases=SENT,
     weight=0.1,
     tier="extended",
 )

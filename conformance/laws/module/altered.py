@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.utils import parametrize, prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.laws.module.model_fields import (
     NEEDS,
@@ -130,8 +130,7 @@ def use(model: Any, x: torch.Tensor, grad: torch.Tensor, does: str) -> list[Any]
     "dense one does; copy.deepcopy, torch.optim.swa_utils, torch.nn.utils.prune, torch.nn.utils.parametrize and "
     "torch.func.functional_call: of a module",
     control=CASES[0],
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     features=lambda case: {"module", "backward", f"way:{case.get('does')}"},
     needs=NEEDS,
     weight=0.2,

@@ -22,7 +22,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near, Of
 from shardlaw.conformance.law.fields import NamedMesh, Rank
@@ -147,8 +147,7 @@ def take_steps(
         "torch.distributed.algorithms.model_averaging; torch.distributed.optim docs, PostLocalSGDOptimizer"
     ),
     control=CASES[0],
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     features=lambda case: {"module", "backward", "repeated", f"way:{case.get('way')}"},
     needs=("all_reduce", "broadcast", "subgroups"),
     weight=0.1,

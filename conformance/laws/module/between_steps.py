@@ -11,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.due import Near, Of
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.laws.module.fsdp_methods import Inputs, MLPModel
@@ -168,8 +168,7 @@ def train(model: Any, batches: Sequence[Pairs], does: str) -> dict[str, Any]:
     "module.meanwhile",
     source=f"{FSDP}: the model computes as it would unsharded, and its parameters are those to train",
     control=CASES[0],
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     features=lambda case: {"module", "fully-sharded", "backward", f"way:{case.get('does')}"},
     needs=NEEDS,
     weight=0.2,

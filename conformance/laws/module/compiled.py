@@ -222,8 +222,7 @@ def draw_model(limits: Limits) -> SearchStrategy[Case]:
     control="mesh=2 way=pair dims=5x8x3 rows=3 model=mlp",
     draw=draw_model,
     draws=1,
-    sweep=texts(*(f"mesh=2 {model}" for model in MODELS)),
-    sweeps=len(MODELS),
+    cases=[f"mesh=2 {model}" for model in MODELS],
     features=lambda case: features(case) | {"compiled", "backward"},
     needs=NEEDS,
     seconds=60.0,  # the first compilation of a process, on a busy machine

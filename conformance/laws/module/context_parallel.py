@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near, caught
 from shardlaw.conformance.law.fields import KeptNamedMesh, Rank, Seed
@@ -82,8 +82,7 @@ def features_buffers(case: Case) -> set[str]:
     source=f"{DOC}, context_parallel: buffers, which are optional, are sharded within the context and restored after "
     "it; attention is another function within it",
     control=BUFFER_CASES[0],
-    sweep=texts(*BUFFER_CASES),
-    sweeps=len(BUFFER_CASES),
+    cases=BUFFER_CASES,
     features=features_buffers,
     needs=NEEDS,
     refusal="allowed",
@@ -202,8 +201,7 @@ RING_CASES = (
     "module.ring-attention",
     source=f"{DOC}, context_parallel and set_rotate_method; docstring of _templated_ring_attention",
     control=RING_CASES[0],
-    sweep=texts(*RING_CASES),
-    sweeps=len(RING_CASES),
+    cases=RING_CASES,
     features=lambda case: {"context-parallel", "backward"},
     needs=NEEDS,
     weight=0.2,
@@ -289,8 +287,7 @@ def cut(mesh: Any, buffers: Mapping[str, Any], dims: Mapping[str, int], given: s
     source="docstrings of _context_parallel_shard and flex_cp_allgather: each rank keeps its part of the queries, and "
     "keys and values are gathered",
     control=GATHERED_CASES[0],
-    sweep=texts(*GATHERED_CASES),
-    sweeps=len(GATHERED_CASES),
+    cases=GATHERED_CASES,
     # without a balancer: no later context of the process balances its sequences
     own_world=lambda case: case.get("dealt", "") != "yes",
     features=lambda case: {"context-parallel", "backward"},

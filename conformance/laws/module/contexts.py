@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.flop_counter import FlopCounterMode
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.due import Claimed, Near, Of
 from shardlaw.conformance.law.fields import NamedMesh
 from shardlaw.conformance.laws.module.fsdp_methods import MLPModel
@@ -115,8 +115,7 @@ def train(model: Any, does: str) -> dict[str, Any]:
     "module.contexts",
     source=f"{FSDP}; torch.distributed.tensor.parallel docs; torch docs, Module and Tensor: hooks; amp and autograd",
     control=f"{LAYOUTS['fully-sharded']} of=fully-sharded does=doubled",
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     features=lambda case: {"module", "backward", f"way:{case.get('does')}"},
     needs=NEEDS,
     weight=0.3,

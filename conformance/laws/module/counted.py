@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import WordField
 from shardlaw.conformance.laws.module.model_fields import NEEDS
@@ -104,8 +104,7 @@ def count_pass(mode: Any, model: Any, x: torch.Tensor, does: str) -> None:
     "module.counted",
     source="torch.distributed.tensor.debug docs, CommDebugMode: counts the functional collectives within its context",
     control="mesh=2 does=pass",
-    sweep=texts(*(f"mesh={2 + at % 3 // 2 * 2} does={does}" for at, does in enumerate(WAYS))),
-    sweeps=len(WAYS),
+    cases=[f"mesh={2 + at % 3 // 2 * 2} does={does}" for at, does in enumerate(WAYS)],
     features=lambda case: {"module", f"way:{case.get('does')}"},
     needs=NEEDS,
     weight=0.3,

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
@@ -172,8 +172,7 @@ def copied_gradients(model: nn.Module) -> dict[str, Any]:
     control=CASES[0],
     draw=draw_ddp,
     draws=10,
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     features=features,
     needs=("all_reduce", "broadcast", "all_gather"),
     weight=0.3,

@@ -79,10 +79,7 @@ def draw_implicit(limits: Limits) -> SearchStrategy[Case]:
     control="mesh=2 x=4x3:S(0):float64:small w=4x3:-:float64:small call=add",
     draw=draw_implicit,
     draws=12,
-    sweep=texts(
-        *(f"mesh=2 x=4x3:S(0):float64:small w=4x3:-:float64:small call=add way={way}" for way in ("raised", "nested"))
-    ),
-    sweeps=2,
+    cases=[f"mesh=2 x=4x3:S(0):float64:small w=4x3:-:float64:small call=add way={way}" for way in ("raised", "nested")],
     features=lambda case: {"implicit-replication", "plain-operand", f"way:{case.get('way', 'once')}"},
     needs=NEEDS,
     weight=0.2,
@@ -180,8 +177,7 @@ def features_registered(case: Case) -> set[str]:
     draw=draw_registered,
     draws=20,
     # a plan that an earlier call made for another dim
-    sweep=texts("mesh=2 x=4x6:S(0) dim=0 by=name", "mesh=2x2 x=3x5:R,S(1) dim=-1 by=name"),
-    sweeps=2,
+    cases=("mesh=2 x=4x6:S(0) dim=0 by=name", "mesh=2x2 x=3x5:R,S(1) dim=-1 by=name"),
     features=features_registered,
     needs=("all_gather", "all_reduce", "all_to_all", "reduce_scatter"),
     weight=0.1,
@@ -231,14 +227,13 @@ def balanced_order(lengths: Sequence[int], ranks: int) -> torch.Tensor:
     draw=draw_context,
     draws=6,
     # two sequences of documents; sequences along the first dim; sequences too short to be balanced
-    sweep=texts(
+    cases=(
         "mesh=2 shape=2x8x3 dim=1 documents=8x4 others=4x8",
         *(f"mesh=2 shape={shape} dim={dim}" for shape, dim in (("8x3", 0), ("4x2", 0), ("6x2", 0), ("1x2", 1))),
         # one document in each sequence; the gathered documents, whichever rank had which part
         "mesh=2 shape=2x8x3 dim=1 documents=8 others=8",
         "mesh=2 shape=2x8x3 dim=1 documents=8x4 others=4x8 back=1",
     ),
-    sweeps=7,
     features=lambda case: {"context-parallel"},
     needs=("all_gather",),
     weight=0.1,

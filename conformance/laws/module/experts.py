@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Near
 from shardlaw.conformance.law.features.layout_features import placement_features
@@ -61,8 +61,7 @@ def features(case: Case) -> set[str]:
     "module.experts",
     source="torch.distributed.tensor docs, distribute_module; the mixture of experts of torch's model zoo for tests",
     control=CASES[0],
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     draw=draw_experts,
     draws=6,
     features=features,

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import (
 )
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near, Of
 from shardlaw.conformance.law.fields import NamedMesh, Rank
@@ -120,8 +120,7 @@ def draw_fsdp1(draw: st.DrawFn, limits: Limits) -> Case:
     control=CASES[0],
     draw=draw_fsdp1,
     draws=10,
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     features=features,
     needs=NEEDS,
     weight=0.3,

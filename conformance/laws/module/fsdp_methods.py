@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor, Shard
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
@@ -54,8 +54,7 @@ def fsdp_law(
         f"module.{name}",
         source=FSDP + source,
         control=cases[0],
-        sweep=texts(*cases),
-        sweeps=len(cases),
+        cases=cases,
         features=features,
         needs=NEEDS,
         refusal=is_unsupported,

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near, Of
 from shardlaw.conformance.law.fields import BoolField, NamedMesh, Placements, Rank, Seed, Shape, WorldSize
@@ -83,14 +83,11 @@ DOCUMENTED = ("2x2 R,S(0) R,S(1)", "2@0,2 S(0) S(1)", "2@0,2 R R", "2@1,3 S(1) S
     control="mesh=2x2 dims=5x8x3 rows=3 net1=R,S(0) net2=R,S(1)",
     draw=draw_by_hand,
     draws=10,
-    sweep=texts(
-        *(
-            "mesh={} dims={dims} rows=3 net1={} net2={}".format(*layout.split(), dims=dims)
-            for layout in DOCUMENTED
-            for dims in ("5x8x3", "5x7x12")
-        )
-    ),
-    sweeps=10,
+    cases=[
+        "mesh={} dims={dims} rows=3 net1={} net2={}".format(*layout.split(), dims=dims)
+        for layout in DOCUMENTED
+        for dims in ("5x8x3", "5x7x12")
+    ],
     features=features_by_hand,
     needs=NEEDS,
     weight=0.2,
@@ -230,7 +227,7 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     draw=draw_fully_shard,
     draws=8,
     # with tensor parallelism, as one unit and as several, with widths that divide by the ranks and that do not
-    sweep=texts(
+    cases=(
         "mesh=2x2 model=mlp dims=5x8x3 optimizer=sgd reshard=yes",
         "mesh=2x2 model=mlp dims=3x4x5 optimizer=adamw reshard=no units=1",
         # a layer without elements
@@ -242,7 +239,6 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
         "mesh=2x2 model=mlp dims=4x8x2 optimizer=adamw reshard=yes units=1 dim=-1",
         "mesh=2x2 model=mlp dims=4x8x2 optimizer=sgd reshard=yes dim=-2",
     ),
-    sweeps=7,
     features=features_fully_shard,
     needs=NEEDS,
     weight=0.2,

@@ -240,7 +240,7 @@ def features_options(case: Case) -> set[str]:
     "module.reduced-in",
     source=FSDP + ", reduce_dtype of MixedPrecisionPolicy",
     control="mesh=2 rows=3 reduce=float32",
-    sweep=texts(
+    cases=(
         "mesh=2 rows=3 reduce=float32",
         "mesh=4 rows=5 reduce=float32 passes=2",
         "mesh=2 rows=4 reduce=bfloat16",
@@ -254,7 +254,6 @@ def features_options(case: Case) -> set[str]:
         "mesh=3 rows=3 reduce=float32 ones=2 stored=bfloat16",
         "mesh=3 rows=3 reduce=float32 ones=2 stored=bfloat16 frozen=1",
     ),
-    sweeps=12,
     features=lambda case: {"module", "fully-sharded", "backward"},
     needs=NEEDS,
     weight=0.3,
@@ -303,14 +302,13 @@ def _(mesh: Mesh, rows, reduce, passes: int, split: bool, ones: int, stored):
     "module.grad-dtype",
     source=f"{FSDP}; torch.Tensor.grad_dtype: the dtype that the gradient of a leaf has",
     control="mesh=2 rows=3 asked=float32",
-    sweep=texts(
+    cases=(
         "mesh=2 rows=3 asked=float32",
         "mesh=2 rows=3 asked=float64",
         "mesh=2 rows=4 asked=bfloat16",
         "mesh=2x2 rows=3 asked=float64",
         "mesh=2 rows=4 asked=float64 compute=bfloat16",
     ),
-    sweeps=5,
     features=lambda case: {"module", "fully-sharded", "backward"},
     needs=NEEDS,
     weight=0.2,

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near, Refused, caught
 from shardlaw.conformance.law.fields import NamedMesh, Rank
@@ -82,8 +82,7 @@ def full_values(parameters: dict[str, Any]) -> dict[str, Any]:
     "module.gather-hooks",
     source=f"{FSDP}; its errors about fsdp_pre_all_gather and fsdp_post_all_gather of local tensors",
     control=CASES[0],
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     features=features,
     needs=NEEDS,
     weight=0.2,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Near
 from shardlaw.conformance.law.fields import WordField
@@ -93,14 +93,13 @@ def features_scaled(case: Case) -> set[str]:
     draw=draw_scaled,
     draws=9,
     # only the first or only the last rank overflows; and in one of two parameters with different placements
-    sweep=texts(
+    cases=(
         "mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 odd=inf in=a at=0",
         "mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 odd=inf in=a at=11",
         "mesh=2 a=4x3:S(0):float64 b=5:R:float64 odd=inf in=a at=4",
         "mesh=2 a=4x3:R:float64 b=5:S(0):float64 odd=inf in=b at=4",
         "mesh=2x2 a=4x3:S(0),S(1):float64 b=5:R,S(0):float64 odd=-inf in=b at=2",
     ),
-    sweeps=5,
     features=features_scaled,
     needs=NEEDS,
     weight=0.1,

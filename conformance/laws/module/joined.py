@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near, Of
 from shardlaw.conformance.law.fields import NamedMesh, Rank
@@ -90,8 +90,7 @@ def take_steps(parallel: Any, optim: Any, inputs: list[list[torch.Tensor]], way:
         "divide_by_initial_world_size, throw_on_early_termination"
     ),
     control=CASES[0],
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     features=lambda case: {"module", "backward", "repeated", f"way:{case.get('way')}"},
     needs=("all_reduce", "broadcast"),
     weight=0.1,

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.due import Claimed, Global, Near
 from shardlaw.conformance.law.fields import NamedMesh, Placements, Rank, Shape, WordField
 from shardlaw.conformance.laws.module.fully_shard import FSDP
@@ -140,8 +140,7 @@ CASES = (
     "module.layers",
     source="torch.distributed.tensor docs, distribute_module; torch.nn: each layer, and its running statistics",
     control=CASES[0],
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     refusal="allowed",
     features=lambda case: {"module", "backward", f"way:{case.get('layer')}"},
     needs=NEEDS,
@@ -190,8 +189,7 @@ FULLY_CASES = (
     "module.layers-fully",
     source=f"{FSDP}: the model computes as it would unsharded, and its parameters are those to train; torch.nn",
     control=FULLY_CASES[0],
-    sweep=texts(*FULLY_CASES),
-    sweeps=len(FULLY_CASES),
+    cases=FULLY_CASES,
     features=lambda case: {"module", "fully-sharded", "backward", f"way:{case.get('layer')}"},
     needs=NEEDS,
     weight=0.2,

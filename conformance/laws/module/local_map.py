@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global, Refused, caught
 from shardlaw.conformance.law.fields import WordField
@@ -160,7 +160,7 @@ def draw_local_map(draw: st.DrawFn, limits: Limits) -> Case:
     control="mesh=2 a=4x6:S(0):float64:small b=6x3:R:float64:small fn=inner checked=moved grads=1",
     draw=draw_local_map,
     draws=17,
-    sweep=texts(
+    cases=(
         # an input is replicated: its gradients are summed only if they are declared partial
         "mesh=2 a=4x6:R:float64:small b=6x2:S(1):float64:small fn=by-columns grads=1",
         "mesh=2 a=4x6:S(0):float64:small b=6x3:R:float64:small fn=by-rows grads=1",
@@ -181,7 +181,6 @@ def draw_local_map(draw: st.DrawFn, limits: Limits) -> Case:
         # gradients that are declared partial, of an input that is redistributed
         "mesh=2 a=4x6:S(0):float64:small b=6x2:S(1):float64:small fn=by-columns checked=moved grads=1",
     ),
-    sweeps=16,
     features=features_local_map,
     needs=NEEDS,
     weight=0.3,

@@ -258,10 +258,7 @@ FUNCTIONS = {
     "module.loss-apart",
     source=f"{DOC}: cross entropy is computed in parallel within the context; of other functions nothing else is said",
     control="mesh=2 x=4x6:S(1):float64 use=nll",
-    sweep=texts(
-        *(f"mesh={at} use={use}" for use in FUNCTIONS for at in ("2 x=4x6:S(1):float64", "3 x=3x7:S(1):float64"))
-    ),
-    sweeps=2 * len(FUNCTIONS),
+    cases=[f"mesh={at} use={use}" for use in FUNCTIONS for at in ("2 x=4x6:S(1):float64", "3 x=3x7:S(1):float64")],
     features=lambda case: {"module", "parallel-loss", "backward"},
     needs=NEEDS,
     weight=0.2,
@@ -310,8 +307,7 @@ def features_after_context(case: Case) -> set[str]:
     "module.loss-ends",
     source=DOC,
     control="mesh=2 x=4x6:R labels=R way=over",
-    sweep=texts(*REFUSED, *(f"mesh=2 x=4x6:R labels=R way={way}" for way in AFTER)),
-    sweeps=10,
+    cases=(*REFUSED, *(f"mesh=2 x=4x6:R labels=R way={way}" for way in AFTER)),
     features=features_after_context,
     needs=NEEDS,
     weight=0.1,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Near, Of
 from shardlaw.conformance.law.fields import NamedMesh, Rank, Seed, Shape
@@ -52,8 +52,7 @@ def features(case: Case) -> set[str]:
     "module.materialized",
     source="torch.distributed.fsdp docs, fully_shard: meta device; torch.nn.Module.to_empty",
     control=CASES[0],
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     draw=draw_meta_device,
     draws=5,
     features=features,

@@ -25,7 +25,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global, Near, Of
 from shardlaw.conformance.law.fields import NamedMesh, Rank, Seed
@@ -57,7 +57,7 @@ def draw_microbatches(draw: st.DrawFn, limits: Limits) -> Case:
     control="mesh=2 x=4x3:S(0) chunks=2 dim=0",
     draw=draw_microbatches,
     draws=6,
-    sweep=texts(
+    cases=(
         "mesh=2 x=6x3:S(0) chunks=2 dim=0",
         "mesh=2 x=4x6:S(0) chunks=2 dim=1",
         "mesh=2 x=5x3:R chunks=2 dim=0",
@@ -65,7 +65,6 @@ def draw_microbatches(draw: st.DrawFn, limits: Limits) -> Case:
         "mesh=2x2 x=4x6:S(1),S(0) chunks=3 dim=1",
         "mesh=2 x=4x6:S(1) chunks=2 dim=1",
     ),
-    sweeps=6,
     features=lambda case: {"module"},
     needs=NEEDS,
     weight=0.1,
@@ -229,8 +228,7 @@ def learned(stages: Any) -> list[dict[str, Any]]:
     "module.pipelined",
     source=f"{DOC}, PipelineStage and schedules: a model that is split over ranks is trained as the whole one",
     control=SCHEDULE_CASES[0],
-    sweep=texts(*SCHEDULE_CASES),
-    sweeps=len(SCHEDULE_CASES),
+    cases=SCHEDULE_CASES,
     features=lambda case: {"module", "backward", "repeated", f"way:{case.get('schedule')}"},
     needs=("p2p", "all_gather", "all_reduce", "reduce_scatter"),
     weight=0.2,

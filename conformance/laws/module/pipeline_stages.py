@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank, Seed
@@ -107,8 +107,7 @@ def read_odd_stages(case: Case) -> ModuleCall:
     "module.pipeline-stages",
     source=f"{DOC}, PipelineStage: any module that takes and gives tensors; schedules: scale_grads",
     control=CASES[0],
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     features=lambda case: {"module", "backward", f"way:{case.get('schedule')}"},
     needs=("p2p",),
     weight=0.2,

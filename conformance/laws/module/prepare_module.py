@@ -279,8 +279,7 @@ ATTEMPTS = (*REFUSED, *WARNED)
     "module.refusals",
     source=f"{DOC}, the styles (supported modules, lengths of layouts) and parallelize_module",
     control="mesh=2 attempt=colwise-norm",
-    sweep=texts(*(f"mesh=2 attempt={attempt}" for attempt in ATTEMPTS)),
-    sweeps=len(ATTEMPTS),
+    cases=[f"mesh=2 attempt={attempt}" for attempt in ATTEMPTS],
     needs=("broadcast", "scatter"),
     weight=0.1,
 )

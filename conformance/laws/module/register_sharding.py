@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.due import Claimed, Global, Of, caught
 from shardlaw.conformance.law.fields import WordField
 
@@ -55,8 +55,7 @@ SWEEP = tuple(f"mesh=2 x={x}:float32:small y={y}:float32:small form={form}" for 
     "module.registered-forms",
     source="torch.distributed.tensor.experimental docs, register_sharding: placements of each output and each input",
     control="mesh=2 x=4x3:S(1):float32:small y=4x3:P(sum):float32:small form=two",
-    sweep=texts(*SWEEP),
-    sweeps=len(SWEEP),
+    cases=SWEEP,
     features=lambda case: {"registered-rule"},
     needs=("all_gather", "all_reduce", "all_to_all", "reduce_scatter"),
     weight=0.2,
@@ -110,8 +109,7 @@ def register_dim(ops: list[Any], dim: int) -> None:
     source="torch.distributed.tensor.experimental docs, register_sharding: what is registered overrides the strategy "
     "that the op has",
     control=f"{TENSORS[0]} before=unused",
-    sweep=texts(*ANEW),
-    sweeps=len(ANEW),
+    cases=ANEW,
     features=lambda case: {"registered-rule", f"way:{case.get('before')}"},
     needs=("all_gather", "all_reduce", "all_to_all", "reduce_scatter"),
     weight=0.1,

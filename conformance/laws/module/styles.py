@@ -261,14 +261,11 @@ def draw_source(draw: st.DrawFn, limits: Limits) -> Case:
     draw=draw_source,
     draws=8,
     # sharded and replicated parameters, from the second rank
-    sweep=texts(
-        *(
-            f"mesh=2 style={style} {module}dims=3x4 key=path src=1"
-            for module in ("", "module=embedding ")
-            for style in ("ColwiseParallel", "RowwiseParallel")
-        )
-    ),
-    sweeps=4,
+    cases=[
+        f"mesh=2 style={style} {module}dims=3x4 key=path src=1"
+        for module in ("", "module=embedding ")
+        for style in ("ColwiseParallel", "RowwiseParallel")
+    ],
     features=lambda case: {"module", f"way:{case.get('key')}"},
     needs=("broadcast", "scatter"),
     weight=0.1,

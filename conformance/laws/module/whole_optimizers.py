@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global, Near
 from shardlaw.conformance.law.fields import WordField
@@ -139,8 +139,7 @@ def draw_fused(draw: st.DrawFn, limits: Limits) -> Case:
     control=CASES[0],
     draw=draw_fused,
     draws=4,
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     refusal="allowed",
     features=features_training,
     needs=NEEDS,

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank, WordField
@@ -144,8 +144,7 @@ def train(rows: Sequence[list[torch.Tensor]], make: Callable[..., Any], does: st
     "module.zero",
     source="torch.distributed.optim docs, ZeroRedundancyOptimizer: an optimizer, its states sharded over ranks",
     control=CASES[0],
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     features=lambda case: {"module", "repeated", f"way:{case.get('does')}"},
     needs=("broadcast",),
     weight=0.1,

@@ -116,9 +116,7 @@ class IncomingField(Field):
     :class:`DenseRun`."""
 
     field, takes = "wrt", "operands of the steps that have gradients, such as wrt=a,b"
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return ("*", "mesh", "steps", "wrt", "arrives")
+    reads = ("*", "mesh", "steps", "wrt", "arrives")
 
     def read(self, case: Case, name: str) -> DenseRun:
         unknown = sorted({*leaf_names(case)} - {*operands_of(case)})
@@ -221,20 +219,16 @@ def to_cases(samples: SearchStrategy[Backward]) -> SearchStrategy[Case]:
     return st.tuples(samples, st.integers(0, 3)).map(lambda pair: to_case(*pair))
 
 
-def narrow(case: Case) -> SearchStrategy[Case]:
+@st.composite
+def narrow(draw: st.DrawFn, case: Case) -> Case:
     """Cases with the same steps and shapes, in plainer placements."""
-
-    @st.composite
-    def cases(draw: st.DrawFn) -> Case:
-        smaller: dict[str, object] = {}
-        for name, spec in specs(case).items():
-            options = [dict.fromkeys([reference.Replicate(), placement]) for placement in spec.placements or ()]
-            smaller[name] = spec.with_placements(tuple(draw(st.sampled_from(list(option))) for option in options))
-        if "arrives" in case and draw(st.booleans()):
-            smaller["arrives"] = tuple(reference.Replicate() for _ in case.mesh().shape)
-        return case.with_fields(**smaller)
-
-    return cases()
+    smaller: dict[str, object] = {}
+    for name, spec in specs(case).items():
+        options = [dict.fromkeys([reference.Replicate(), placement]) for placement in spec.placements or ()]
+        smaller[name] = spec.with_placements(tuple(draw(st.sampled_from(list(option))) for option in options))
+    if "arrives" in case and draw(st.booleans()):
+        smaller["arrives"] = tuple(reference.Replicate() for _ in case.mesh().shape)
+    return case.with_fields(**smaller)
 
 
 def gradient_law(id: str, name: str, **record: Any) -> Law:

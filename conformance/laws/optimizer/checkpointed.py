@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Meaningless, Refused, caught
 from shardlaw.conformance.law.fields import Device, Folder, Rank, Word, WorldSize
@@ -236,8 +236,7 @@ STATES = (
     "optimizer.state",
     source=f"{DOCS}, get_optimizer_state_dict, set_optimizer_state_dict: FSDP, fully_shard, tensor parallelism",
     control="world=2 a=4x3:-:float32:small b=6:-:float32:small way=fsdp way.load=line",
-    sweep=texts(*STATES),
-    sweeps=len(STATES),
+    cases=STATES,
     draw=draw_states,
     draws=12,
     needs=("checkpoint", "object_collectives"),

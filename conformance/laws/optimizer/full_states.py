@@ -157,8 +157,7 @@ def _(others, how):
     control="mesh=2 x=4x2:S(0):float32:small how=broadcast",
     draw=model_cases("broadcast", "each", plain=False),
     draws=14,
-    sweep=texts(*(line.replace("{}", "float32:small") for line in ODD_STATES)),
-    sweeps=len(ODD_STATES),
+    cases=[line.replace("{}", "float32:small") for line in ODD_STATES],
     **COMMON,
 )
 def full_optimizer_state(tensors: FullTensors, others: Poisoned, rank: Rank, how: Form):
@@ -238,8 +237,7 @@ def to_local(tensor: torch.Tensor) -> torch.Tensor:
     control="mesh=2 x=4x2:S(0):float32:small opt=adagrad",
     draw=model_cases(*OFTEN, field="opt"),
     draws=16,
-    sweep=texts(*SELDOM),
-    sweeps=len(SELDOM),
+    cases=SELDOM,
     **COMMON,
 )
 def get_state(
@@ -299,8 +297,7 @@ SEVERAL = (
     control="mesh=2 x=4x2:S(0):float32:small a=2:R:float32:small how=plain",
     draw=model_cases("plain", "flat", min_tensors=2),
     draws=10,
-    sweep=texts(*SEVERAL),
-    sweeps=len(SEVERAL),
+    cases=SEVERAL,
     features=lambda case: {"several-optimizers"} | FORM_FEATURES.get(case.get("how"), set()),
     **COMMON,
 )

@@ -88,8 +88,7 @@ def full_parameters(model: FullyShardedDataParallel) -> dict[str, torch.Tensor]:
     "optimizer.fsdp-forms",
     source="torch.distributed.fsdp docs, FullyShardedDataParallel.state_dict_type: full, sharded and local states",
     control=f"world=2 a=4x3:-:{SMALL} b=6:-:{SMALL} form=full",
-    sweep=texts(*FORMS),
-    sweeps=len(FORMS),
+    cases=FORMS,
     features=features,
     **COMMON,
 )

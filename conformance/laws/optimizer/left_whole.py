@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Meaningless, Near
 from shardlaw.conformance.law.fields import NamedMesh
@@ -132,8 +132,7 @@ def leave_whole(model: Any, since: str, x: torch.Tensor) -> Any:
     source="torch.distributed.checkpoint.state_dict docs, get_state_dict, set_state_dict: a model under fully_shard; "
     "torch.distributed.fsdp docs, fully_shard: reshard_after_forward, which leaves the root whole by default",
     control=CASES[0],
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     features=features,
     needs=(*NEEDS, "object_collectives"),
     weight=0.3,

@@ -8,7 +8,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Device, Folder, Rank, WorldSize
 from shardlaw.conformance.laws.checkpoint.calls import convert_failures, load, save
@@ -35,8 +35,7 @@ def local_tensors(state: dict[str, Any]) -> list[torch.Tensor]:
     "optimizer.recipe",
     source=f"{DOCS}: the example with FSDP; torch.distributed.fsdp docs, optim_state_dict_to_load",
     control=RECIPE_CASES[0],
-    sweep=texts(*RECIPE_CASES),
-    sweeps=len(RECIPE_CASES),
+    cases=RECIPE_CASES,
     needs=("checkpoint", "object_collectives"),
     features=lambda case: {"module", "fully-sharded", "way:fsdp1"},
     weight=0.3,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank, WorldSize
 from shardlaw.conformance.laws.checkpoint.calls import convert_failures
@@ -25,8 +25,7 @@ SHAPES = ("world=2 x=4x3", "world=3 x=5x2")
     "optimizer.sharded-attempts",
     source=f"{DOCS}: planner; storage_reader",
     control="world=2 x=4x3 attempt=planner",
-    sweep=texts(*(f"{on} attempt={attempt}" for attempt in ATTEMPTS for on in SHAPES)),
-    sweeps=len(ATTEMPTS) * len(SHAPES),
+    cases=[f"{on} attempt={attempt}" for attempt in ATTEMPTS for on in SHAPES],
     needs=("checkpoint", "object_collectives"),
     features=lambda case: {"must-refuse"} if case.get("attempt") in ("unread", "unflattened") else set(),
     weight=0.2,

@@ -45,25 +45,22 @@ def any_leaves(ranks: int, limits: Limits) -> SearchStrategy[ShardedLeaf]:
     return st.sampled_from("bbbbwv").flatmap(lambda kind: kinds[kind])
 
 
+@st.composite
 def state_cases(
+    draw: st.DrawFn,
     limits: Limits,
     *,
     extra: Callable[[st.DrawFn, int, dict[str, Any]], dict[str, Any]] | None = None,
     min_ranks: int = 1,
-) -> SearchStrategy[Case]:
+) -> Case:
     """Cases of one to three leaves on one to four ranks. ``extra`` draws further fields from the number of ranks and
     the leaves, which it may replace."""
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        ranks = draw(st.sampled_from([count for count in RANK_COUNTS if count >= min_ranks]))
-        leaves: dict[str, Any] = {
-            name: draw(any_leaves(ranks, limits)) for name in "abc"[: draw(st.sampled_from((1, 2, 3)))]
-        }
-        more: dict[str, Any] = extra(draw, ranks, leaves) if extra else {}
-        return fields(world=1, ranks=ranks, **leaves, **more)
-
-    return case()
+    ranks = draw(st.sampled_from([count for count in RANK_COUNTS if count >= min_ranks]))
+    leaves: dict[str, Any] = {
+        name: draw(any_leaves(ranks, limits)) for name in "abc"[: draw(st.sampled_from((1, 2, 3)))]
+    }
+    more: dict[str, Any] = extra(draw, ranks, leaves) if extra else {}
+    return fields(world=1, ranks=ranks, **leaves, **more)
 
 
 def draw_dedup(draw: st.DrawFn, ranks: int, leaves: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of, Refused, as_metadata, caught
 from shardlaw.conformance.law.fields import Shape, Word
@@ -62,8 +62,7 @@ STAGGERED = (
     "plan.read-items",
     source=f"{DOCS}, create_read_items_for_chunk_list; ReadItem",
     control="shape=5x6 chunks=0:2,0:6;2:5,0:4;2:5,4:6 boxes=1:4,0:5",
-    sweep=texts(*STAGGERED),
-    sweeps=len(STAGGERED),
+    cases=STAGGERED,
     draw=draw_reads,
     draws=120,
     features=None,

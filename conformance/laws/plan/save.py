@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Either, Of, Refused, as_metadata, caught
 from shardlaw.conformance.law.fields import Ints
@@ -73,21 +73,17 @@ def _(ranks: int, dedup):
     return {**once, "late": Of([]) if dedup else ...}
 
 
-def draw_balance(limits: Limits) -> SearchStrategy[Case]:
+@st.composite
+def draw_balance(draw: st.DrawFn, limits: Limits) -> Case:
     """Every rank holds every tensor: of several dtypes, and seldom in several boxes."""
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        ranks = draw(st.sampled_from((2, 3, 4)))
-        all_ranks = tuple(range(ranks))
-        leaves: dict[str, Any] = {}
-        for name in "abcd"[: draw(st.integers(1, 4))]:
-            shape, boxes = draw(tilings(max_boxes=5 if draw(st.integers(0, 9)) == 9 else 1))
-            dtype = draw(st.sampled_from([name for name in cases.DTYPES if name in limits.dtypes]))
-            leaves[name] = ShardedLeaf("boxes", Shards(shape, tuple((box, all_ranks) for box in boxes)), dtype)
-        return fields(world=1, ranks=ranks, **leaves)
-
-    return case()
+    ranks = draw(st.sampled_from((2, 3, 4)))
+    all_ranks = tuple(range(ranks))
+    leaves: dict[str, Any] = {}
+    for name in "abcd"[: draw(st.integers(1, 4))]:
+        shape, boxes = draw(tilings(max_boxes=5 if draw(st.integers(0, 9)) == 9 else 1))
+        dtype = draw(st.sampled_from([name for name in cases.DTYPES if name in limits.dtypes]))
+        leaves[name] = ShardedLeaf("boxes", Shards(shape, tuple((box, all_ranks) for box in boxes)), dtype)
+    return fields(world=1, ranks=ranks, **leaves)
 
 
 @plan_law(
@@ -147,16 +143,13 @@ def _(leaves: Leaves, ranks: int):
     )
 
 
-def draw_empty_chunks(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        ranks = draw(st.sampled_from(cases.RANK_COUNTS))
-        leaf = draw(cases.tensor_leaves(ranks, limits).filter(lambda leaf: bool(leaf.shape) and 0 not in leaf.shape))
-        where, number = draw(st.sampled_from(cases.EMPTY_PLACES)), draw(st.integers(0, MANY))
-        box = empty_box(leaf.shape, leaf.shards.boxes, where, number)
-        return fields(world=1, ranks=ranks, a=cases.with_box(leaf, box, (number % ranks,)))
-
-    return case()
+@st.composite
+def draw_empty_chunks(draw: st.DrawFn, limits: Limits) -> Case:
+    ranks = draw(st.sampled_from(cases.RANK_COUNTS))
+    leaf = draw(cases.tensor_leaves(ranks, limits).filter(lambda leaf: bool(leaf.shape) and 0 not in leaf.shape))
+    where, number = draw(st.sampled_from(cases.EMPTY_PLACES)), draw(st.integers(0, MANY))
+    box = empty_box(leaf.shape, leaf.shards.boxes, where, number)
+    return fields(world=1, ranks=ranks, a=cases.with_box(leaf, box, (number % ranks,)))
 
 
 @plan_law(
@@ -240,8 +233,7 @@ def damage_law(kind: str) -> Law:
         control=cases[0],
         draw=draw_damaged(kind),
         draws=30,
-        sweep=texts(*cases),
-        sweeps=len(cases),
+        cases=cases,
     )(validates)
     built.due(due_validates)
     return built
@@ -259,8 +251,7 @@ BEFORE_START = (
     "plan.validates[before]",
     source=f"{DOCS}, DefaultSavePlanner.create_global_plan validates the plan: in bounds, disjoint, covering",
     control=BEFORE_START[0],
-    sweep=texts(*(f"world=1 {line}" for line in BEFORE_START)),
-    sweeps=len(BEFORE_START),
+    cases=[f"world=1 {line}" for line in BEFORE_START],
 )
 def before_start(plans: Plans, chunk: Literal["moved", "inverted"] = "moved"):
     """A plan with a chunk at a negative offset, or of negative sizes, is refused."""

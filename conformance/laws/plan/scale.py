@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
@@ -58,12 +57,10 @@ class KindsField(Field):
 
     takes = "tensors of one letter, such as a=64x32:R,S(0), on ranks, and to.a, their placements on ranks.load"
     always = True
+    reads = ("*", "to.?", "ranks", "ranks.load")
 
     def __init__(self, end: str) -> None:
         self.end = end
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return ("*", "to.?", "ranks", "ranks.load")
 
     def read(self, case: Case, name: str) -> list[tuple[str, TensorSpec, Grid]]:
         mesh, found = case.shape("ranks.load" if self.end == "load" else "ranks"), []
@@ -257,23 +254,19 @@ def features(case: Case) -> set[str]:
     return {"several-tensors", "several-chunks"}
 
 
-def narrow(case: Case) -> SearchStrategy[Case]:
+@st.composite
+def narrow(draw: st.DrawFn, case: Case) -> Case:
     """Cases with fewer kinds and fewer tensors, on smaller meshes."""
-
-    @st.composite
-    def smaller(draw: st.DrawFn) -> Case:
-        kinds = [kind for kind in kind_names(case) if draw(st.booleans())] or kind_names(case)[:1]
-        dropped = {name for kind in kind_names(case) if kind not in kinds for name in (kind, f"to.{kind}")}
-        found = {name: value for name, value in case.fields if name not in dropped}
-        for mesh in ("ranks", "ranks.load"):
-            if mesh in found:
-                sizes = tuple(draw(st.sampled_from(sorted({1, 2, size // 2 or 1, size}))) for size in case.shape(mesh))
-                found[mesh] = format_shape(sizes)
-        if "times" in found:
-            found["times"] = str(draw(st.sampled_from(sorted({1, 2, case.integer("times")}))))
-        return Case(case.law, tuple(found.items()))
-
-    return smaller()
+    kinds = [kind for kind in kind_names(case) if draw(st.booleans())] or kind_names(case)[:1]
+    dropped = {name for kind in kind_names(case) if kind not in kinds for name in (kind, f"to.{kind}")}
+    found = {name: value for name, value in case.fields if name not in dropped}
+    for mesh in ("ranks", "ranks.load"):
+        if mesh in found:
+            sizes = tuple(draw(st.sampled_from(sorted({1, 2, size // 2 or 1, size}))) for size in case.shape(mesh))
+            found[mesh] = format_shape(sizes)
+    if "times" in found:
+        found["times"] = str(draw(st.sampled_from(sorted({1, 2, case.integer("times")}))))
+    return Case(case.law, tuple(found.items()))
 
 
 def case_lines(load: bool) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from hypothesis.strategies import SearchStrategy
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, Refused, as_metadata, caught
 from shardlaw.conformance.law.fields import Word
@@ -129,8 +129,7 @@ ELEMENTS = (
     "plan.element",
     source="torch.distributed.checkpoint._traverse, docstring of get_element: default_value if not found",
     control="state={x:x,d:{l:[1,2]}} path=d/l/1",
-    sweep=texts(*ELEMENTS),
-    sweeps=len(ELEMENTS),
+    cases=ELEMENTS,
     features=None,
 )
 def element(state: Tree, path: Word):
@@ -166,25 +165,20 @@ SUBMESHES = [mesh for mesh in MESHES if rank_count(mesh) > mesh.size]
 ORDERS = ("aa", "ab", "aba", "abb", "abba", "aab", "abab", "abc", "abca", "bcab")
 
 
-def draw_saves(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        change = draw(st.sampled_from(CHANGES))
-        # a rank outside the mesh then has something to write in one save and nothing in the other
-        mesh = draw(st.sampled_from(SUBMESHES if change in ("dropped", "added") and draw(st.booleans()) else MESHES))
-        shape = draw(shapes(max_dims=2, max_size=5))
-        any_placements = placements(mesh, len(shape), kinds=("R", "S"))
-        specs: dict[str, Any] = {"x": TensorSpec(shape, draw(any_placements))}
-        if draw(st.booleans()):
-            specs["a"] = TensorSpec(
-                draw(shapes(max_dims=2, max_size=5)), None, draw(st.sampled_from(("float32", "int64")))
-            )
-        to = format_placements(draw(any_placements)) if change == "placed" else None
-        if not shape and change == "shape":
-            change = "same"
-        return fields(world=1, mesh=mesh, **specs, order=draw(st.sampled_from(ORDERS)), change=change, to__x=to)
-
-    return case()
+@st.composite
+def draw_saves(draw: st.DrawFn, limits: Limits) -> Case:
+    change = draw(st.sampled_from(CHANGES))
+    # a rank outside the mesh then has something to write in one save and nothing in the other
+    mesh = draw(st.sampled_from(SUBMESHES if change in ("dropped", "added") and draw(st.booleans()) else MESHES))
+    shape = draw(shapes(max_dims=2, max_size=5))
+    any_placements = placements(mesh, len(shape), kinds=("R", "S"))
+    specs: dict[str, Any] = {"x": TensorSpec(shape, draw(any_placements))}
+    if draw(st.booleans()):
+        specs["a"] = TensorSpec(draw(shapes(max_dims=2, max_size=5)), None, draw(st.sampled_from(("float32", "int64"))))
+    to = format_placements(draw(any_placements)) if change == "placed" else None
+    if not shape and change == "shape":
+        change = "same"
+    return fields(world=1, mesh=mesh, **specs, order=draw(st.sampled_from(ORDERS)), change=change, to__x=to)
 
 
 # changes after which some ranks keep the offset, or the offset and the size, of their shard
@@ -221,8 +215,7 @@ def caching_features(case: Case) -> set[str]:
     "plan.cached",
     source=f"{DOCS}, DefaultSavePlanner (enable_plan_caching)",
     control="mesh=2 x=4:S(0) order=ab change=shape",
-    sweep=texts(*(f"world=1 {line}" for line in CACHED)),
-    sweeps=len(CACHED),
+    cases=[f"world=1 {line}" for line in CACHED],
     draw=draw_saves,
     draws=80,
     weight=0.4,

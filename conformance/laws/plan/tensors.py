@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance.law.act import fields
@@ -64,19 +63,16 @@ def tensors_on(draw: st.DrawFn, limits: Limits, mesh: Mesh, *, strided: bool, al
     return TensorSpec(shape, draw(placements(mesh, len(shape), kinds=kinds, negative=True)), dtype)
 
 
-def draw_items(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh = draw(st.sampled_from(MESHES))
-        specs: dict[str, Any] = {
-            "x": draw(tensors_on(limits, mesh, strided=draw(st.integers(0, 5)) == 5, allow_plain=False))
-        }
-        if draw(st.integers(0, 2)) == 2:
-            specs["a"] = draw(tensors_on(limits, mesh, strided=False))
-        state = format_state(draw(state_dicts(tuple(specs), max_entries=2))) if draw(st.integers(0, 3)) == 3 else None
-        return fields(world=1, mesh=mesh, **specs, state=state)
-
-    return case()
+@st.composite
+def draw_items(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh = draw(st.sampled_from(MESHES))
+    specs: dict[str, Any] = {
+        "x": draw(tensors_on(limits, mesh, strided=draw(st.integers(0, 5)) == 5, allow_plain=False))
+    }
+    if draw(st.integers(0, 2)) == 2:
+        specs["a"] = draw(tensors_on(limits, mesh, strided=False))
+    state = format_state(draw(state_dicts(tuple(specs), max_entries=2))) if draw(st.integers(0, 3)) == 3 else None
+    return fields(world=1, mesh=mesh, **specs, state=state)
 
 
 @plan_law(
@@ -144,18 +140,15 @@ def due_plan(state: MeshState, rank: int) -> dict[str, Any]:
 # Read items
 
 
-def draw_reshard(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        mesh, load_mesh = draw(st.sampled_from(MESHES)), draw(st.sampled_from(MESHES))
-        spec = draw(tensors_on(limits, mesh, strided=False))
-        to: Any = "-"
-        if draw(st.integers(0, 6)) < 6:
-            kinds = ("R", "S", "_S") if draw(st.integers(0, 3)) == 3 else ("R", "S")
-            to = draw(placements(load_mesh, len(spec.shape), kinds=kinds, negative=True))
-        return fields(world=1, mesh=mesh, mesh__load=load_mesh, x=spec, to=to)
-
-    return case()
+@st.composite
+def draw_reshard(draw: st.DrawFn, limits: Limits) -> Case:
+    mesh, load_mesh = draw(st.sampled_from(MESHES)), draw(st.sampled_from(MESHES))
+    spec = draw(tensors_on(limits, mesh, strided=False))
+    to: Any = "-"
+    if draw(st.integers(0, 6)) < 6:
+        kinds = ("R", "S", "_S") if draw(st.integers(0, 3)) == 3 else ("R", "S")
+        to = draw(placements(load_mesh, len(spec.shape), kinds=kinds, negative=True))
+    return fields(world=1, mesh=mesh, mesh__load=load_mesh, x=spec, to=to)
 
 
 @plan_law(

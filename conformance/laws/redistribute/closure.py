@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Claimed, Global
 from shardlaw.conformance.law.fields import Placements
@@ -233,13 +233,10 @@ def _second_indices(case: Case) -> Global | None:
     draw=draw_masked,
     draws=48,
     # the reduction of a lookup, of any kind, must drop its mask: the next lookup has another
-    sweep=texts(
-        *(
-            f"mesh=2 w=5x4:S(0) i={shape}:R:int64:index5 out={out} use=then"
-            for shape, out in (("4", "R"), ("4", "S(0)"), ("6", "S(1)"), ("4x3", "S(1)"))
-        )
-    ),
-    sweeps=4,
+    cases=[
+        f"mesh=2 w=5x4:S(0) i={shape}:R:int64:index5 out={out} use=then"
+        for shape, out in (("4", "R"), ("4", "S(0)"), ("6", "S(1)"), ("4x3", "S(1)"))
+    ],
     needs=("all_reduce",),
     weight=0.8,
 )

@@ -203,8 +203,7 @@ MERGED = (
     "redistribute.merged-counts",
     source="torch.distributed.tensor._redistribute, docstring of _optimize_transform_infos",
     control=MERGED[0],
-    sweep=texts(*MERGED),
-    sweeps=len(MERGED),
+    cases=MERGED,
     needs=("subgroups",),
     tier="extended",
 )

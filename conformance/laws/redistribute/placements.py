@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Partial
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of
 from shardlaw.conformance.law.fields import Placements, Rank
@@ -51,7 +51,7 @@ def draw_moves_to_values(
     draws=420,
     # strided shards along either dim of a mesh, whose other dim shards nothing or another tensor dim; a nested shard
     # whose outer mesh dim is another
-    sweep=texts(
+    cases=(
         "mesh=2x2 x=16:R,_S(0,2) to=R,S(0)",
         "mesh=2x2 x=12x3:_S(0,3),R to=S(0),R",
         "mesh=2x2 x=16:R,S(0) to=R,_S(0,2)",
@@ -59,7 +59,6 @@ def draw_moves_to_values(
         "mesh=2x2 x=5x7:_S(1,2),P(sum) to=S(1),R",
         "mesh=2x1x2 x=8x3:S(0),R,S(0) to=R,S(0),S(0)",
     ),
-    sweeps=6,
     weight=3.0,
 )
 def local(x: DTensor, to: Placements):

@@ -121,8 +121,7 @@ FLATTENED = (
     control="mesh=2x2 x=4x6:P(avg),P(avg) to=S(0),S(0) flatten=a,b",
     features=lambda case: {"flattened-dims"},
     draw=draw_merged,
-    sweep=texts(*FLATTENED),
-    sweeps=5,
+    cases=FLATTENED,
     draws=60,
     needs=("all_reduce", "reduce_scatter", "subgroups"),
 )

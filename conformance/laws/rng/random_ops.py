@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Alike, Claimed, Global, Of
 from shardlaw.conformance.law.fields import Seed, TensorField, WordField
@@ -100,11 +100,10 @@ def draw_certain(draw: st.DrawFn, limits: Limits) -> Case:
     draw=draw_certain,
     draws=40,
     # probabilities that are pending sums, which no rank has alone, are seldom drawn
-    sweep=texts(
+    cases=(
         *(f"mesh=2 x=4x3:P(sum) call={call}" for call in ("bernoulli", "multinomial", "uniform_")),
         "mesh=2 x=4x3:S(0) call=multinomial-more",
     ),
-    sweeps=4,
     needs=("all_gather", "all_reduce"),
     refusal="allowed",
     weight=0.3,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch.distributed.tensor import DTensor
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.due import Alike, Global, Of
 from shardlaw.conformance.law.fields import Device, Seed, WordField
 from shardlaw.conformance.laws.rng.random_ops import features_random
@@ -46,8 +46,7 @@ CASES = (
     "generator: a pseudorandom number generator for sampling",
     control="mesh=2 x=5x3:S(0) call=cauchy_",
     features=lambda case: features_random(case) | {"in-place"},
-    sweep=texts(*CASES),
-    sweeps=len(CASES),
+    cases=CASES,
     refusal="allowed",
     needs=("all_gather",),
     weight=0.1,

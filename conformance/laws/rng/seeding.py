@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, law, texts
+from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Alike, Global, Of, caught
 from shardlaw.conformance.law.fields import Device, MeshTable, Seed, WordField
@@ -168,8 +168,7 @@ def same_shard(layout: Layout, one: Coord, other: Coord) -> bool:
     control="mesh=2 x=5x6:S(0)",
     features=lambda case: {"random"},
     # seldom drawn: shards of one or two elements, and a dim that two mesh dims shard
-    sweep=texts("mesh=3 x=5:S(0)", "mesh=4 x=2x4:S(1)", "mesh=2x2 x=8x3:S(0),S(0)", "mesh=2x2 x=3x8:S(1),S(1)"),
-    sweeps=4,
+    cases=("mesh=3 x=5:S(0)", "mesh=4 x=2x4:S(1)", "mesh=2x2 x=8x3:S(0),S(0)", "mesh=2x2 x=3x8:S(1),S(1)"),
     draw=lambda limits: draws.tensor_cases(
         limits, on=draws.meshes(limits, submeshes=False), kinds=("R", "S"), min_dims=1
     ),

@@ -24,10 +24,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     StateField,
     Writer,
 )
-from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, add_load, trip_law
-
-DOCS = "torch.distributed.checkpoint docs"
+from shardlaw.conformance.laws.roundtrip.cases import DOCS, NEEDS_FILES, add_load, one_world_law, save_only, trip_law
 
 GROUPS = (
     "mesh=2@1,2 mesh.load=2@0,2 x=5x2:S(0) a=4:R to.x=S(1) to.a=S(0) state={x:x,a:a,n:1}",
@@ -63,7 +60,7 @@ OLDER = (
 )
 
 
-@trip_law(
+@one_world_law(
     "places",
     source=f"{DOCS}, save and load: checkpoint_id; StorageWriter.reset, StorageReader.reset: a new checkpoint starts",
     control="mesh=2 x=5:S(0) a=4:R",
@@ -110,13 +107,14 @@ class OlderPlanner(DefaultSavePlanner):
         self.mappings[name] = self.path
 
 
+@add_load
+@save_only
 @trip_law(
     "older",
     source="torch.distributed.checkpoint.metadata.Metadata: backward compatibility of the metadata; "
     "DefaultLoadPlanner.create_local_plan: checkpoints that are saved before v2.4",
     control="mesh=2 x=5:S(0) state={x:x,d:{n:1}} one=d",
     texts=OLDER,
-    stages=world_sizes,
 )
 def older(state: Saved, writer: Writer, folder: Folder, one: Word):
     """A checkpoint that stores a dict without tensors as one entry, as torch before 2.4 did, loads like others."""
@@ -126,27 +124,18 @@ def older(state: Saved, writer: Writer, folder: Folder, one: Word):
     return {}
 
 
-older.due(lambda: {})
-
-
-add_load(older)
-
-
+@save_only
 @trip_law(
     "group",
     source=f"{DOCS}, save and load: process_group, only its ranks call",
     control="mesh=2@1,2 x=5x2:S(0) a=4:R",
     texts=GROUPS,
-    stages=world_sizes,
 )
 def group(state: Saved, mesh: DeviceMesh, writer: Writer, planner: SavePlanner, folder: Folder):
     """A process group saves a checkpoint and another one loads it, without calls on other ranks."""
     if mesh.get_coordinate() is not None:
         save(state, writer(folder), planner, process_group=mesh.get_group())
     return {}
-
-
-group.due(lambda: {})
 
 
 @group.then
@@ -161,12 +150,13 @@ def _(state, mesh, rank: Rank):
     return {} if mesh.coord(rank) is None else {"loaded": state}
 
 
+@add_load
+@save_only
 @trip_law(
     "alone",
     source=f"{DOCS}, save: use_collectives=False saves without coordination of ranks",
     control="mesh=2 x=5x2:S(0) a=4:R",
     texts=NO_COLLECTIVES,
-    stages=world_sizes,
 )
 def no_collectives(state: Saved, writer: Writer, folder: Folder):
     """Without collectives every rank saves its part of the state, and loads it into the same layout."""
@@ -174,18 +164,11 @@ def no_collectives(state: Saved, writer: Writer, folder: Folder):
     return {}
 
 
-no_collectives.due(lambda: {})
-
-
-add_load(no_collectives)
-
-
 @trip_law(
     "file",
     source=f"{DOCS}, format_utils: dcp_to_torch_save, torch_save_to_dcp",
     control="mesh=2 x=5x2:S(0) a=4:R state={m:{x:x,l:[a,1]},n:2}",
     texts=CONVERTED,
-    stages=world_sizes,
     needs=NEEDS_FILES,
 )
 def file(state: Saved, writer: Writer, planner: SavePlanner, rank: Rank, folder: Folder):

@@ -17,10 +17,9 @@ from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, PlainWriter, load, save, wait_for_save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, Writer
-from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import DOCS, NEEDS_FILES, one_world_law
 from shardlaw.conformance.laws.roundtrip.options import file_numbers, hf_options, require_package
 
-DOCS = "torch.distributed.checkpoint docs"
 SLOW_SECONDS = 0.2
 CLOSING_SECONDS = 8.0  # the longest time from the end of a save until its stager is closed
 
@@ -49,7 +48,7 @@ THREADS = (
 )
 
 
-@trip_law(
+@one_world_law(
     "async-options",
     source=f"{DOCS}, async_save: planner, no_dist, use_collectives, as those of save",
     control="mesh=2 x=5:S(0) a=4:R way=planner",
@@ -102,7 +101,7 @@ class Slow:
         return Slow()
 
 
-@trip_law(
+@one_world_law(
     "staging-ends",
     source=f"{DOCS}, DefaultStager.synchronize_staging: with use_async_staging, waits until staging is complete",
     control="mesh=2 x=5:S(0) a=4:R",
@@ -125,7 +124,7 @@ def _(state):
     return {"ended": True, "staged": state}
 
 
-@trip_law(
+@one_world_law(
     "staging-fails",
     source=f"{DOCS}, AsyncSaveResponse: staging_completion indicates when the local copy is complete",
     control="mesh=2 x=5:S(0)",
@@ -177,7 +176,7 @@ class FailingWriter(PlainWriter):
         raise RuntimeError("planted in write_data")
 
 
-@trip_law(
+@one_world_law(
     "stager-closed",
     source=f"{DOCS}, async_save: internally created default stagers are closed automatically",
     control="mesh=2 x=5:S(0)",
@@ -203,7 +202,7 @@ def _(fails):
     return {"failure": Refused((RuntimeError, CheckpointFailed)) if fails != "no" else None, "closed": 1}
 
 
-@trip_law(
+@one_world_law(
     "threads-fail",
     source=f"{DOCS}, HuggingFaceStorageReader: thread_count; CheckpointException",
     control="mesh=2 x=5x2:S(0) a=4x3:S(0) at=commit_tensor",

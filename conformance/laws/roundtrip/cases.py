@@ -31,6 +31,7 @@ from shardlaw.reference.placement import Placements
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import dtypes, exact_meshes, placements, shapes
 
+DOCS = "torch.distributed.checkpoint docs"
 # fields that a smaller case may lack
 DISPENSABLE = ("memory", "dtype", "threads", "files", "dedup", "seed", "world.save", "world.load")
 NAMES = "xabc"
@@ -38,8 +39,15 @@ NEEDS = ("checkpoint", "object_collectives")
 NEEDS_FILES = (*NEEDS, "checkpoint_files")
 
 
-def trip_law(name: str, *, control: str, texts: Sequence[str], **record: Any) -> Callable[[Callable[..., Any]], Law]:
-    """Decorate the first act of the law ``roundtrip.NAME``, whose sweep has these ``texts``."""
+def trip_law(name: str, **record: Any) -> Callable[[Callable[..., Any]], Law]:
+    """Decorate the first act of the law ``roundtrip.NAME``, which has a second act in the next world."""
+    return one_world_law(name, **{"stages": world_sizes, **record})
+
+
+def one_world_law(
+    name: str, *, control: str, texts: Sequence[str], **record: Any
+) -> Callable[[Callable[..., Any]], Law]:
+    """Decorate the act of the law ``roundtrip.NAME``, whose sweep has these ``texts``."""
     defaults = {"sweep": sweep_texts(*texts), "sweeps": len(texts), "narrow": narrow, "needs": NEEDS, "smallest": 1}
     return law(f"roundtrip.{name}", control=control, **{**defaults, **record})
 
@@ -71,9 +79,16 @@ def due_loaded(state):
     return {"loaded": state}
 
 
-def add_load(law: Law) -> None:
+def save_only(law: Law) -> Law:
+    """Set the due function of an act that returns ``{}``."""
+    law.due(lambda: {})
+    return law
+
+
+def add_load(law: Law) -> Law:
     """Add the load in the next world."""
     law.then(load_act).due(due_loaded)
+    return law
 
 
 def load_both_act(state: Destination, newer: NewerDestination, reader: Reader, folder: Folder):
@@ -90,7 +105,7 @@ def after_save(name: str, **record: Any) -> Callable[[Callable[..., Any]], Law]:
     """Decorate the second act of the law ``roundtrip.NAME``, whose first act is :func:`save_act`."""
 
     def decorate(function: Callable[..., Any]) -> Law:
-        trip = trip_law(name, **{"stages": world_sizes, "clause": first_paragraph(function), **record})(save_act)
+        trip = trip_law(name, **{"clause": first_paragraph(function), **record})(save_act)
         trip.due(due_source)
         return trip.then(function)
 
@@ -160,30 +175,26 @@ def _draw_placements(draw: st.DrawFn, mesh: Mesh, shape: Shape, kinds: Sequence[
     return draw(placements(mesh, len(shape), kinds=kinds))
 
 
-def narrow(case: Case) -> SearchStrategy[Case]:
+@st.composite
+def narrow(draw: st.DrawFn, case: Case) -> Case:
     """Cases like ``case`` with fewer tensors, fewer entries in the state, fewer options and smaller extents."""
-
-    @st.composite
-    def smaller(draw: st.DrawFn) -> Case:
-        values = dict(field for field in case.fields if field[0] not in DISPENSABLE or draw(st.booleans()))
-        names = tensor_names(case)
-        if "state" in values:
-            state = parse_state(values["state"])
-            chosen = [key for key in state if draw(st.booleans())] or list(state)[:1]
-            values["state"] = format_state({key: state[key] for key in chosen})
-            if "into" in values:
-                into = parse_state(values["into"])
-                values["into"] = format_state({key: into[key] for key in into if key in chosen or key not in state})
-            used = [*slot_names(parse_state(values["state"])), *slot_names(parse_state(values.get("into", "{}")))]
-        else:
-            used = [name for name in names if draw(st.booleans())] or names[:1]
-        for name in set(names) - {*used}:
-            values.pop(name, None)
-            values.pop(f"to.{name}", None)
-        for name in sorted(used):
-            spec = case.tensor(name)
-            shape = tuple(draw(st.sampled_from([*range(min(size, 2), size), size])) for size in spec.shape)
-            values[name] = str(TensorSpec(shape, spec.placements, spec.dtype, spec.fill, spec.memory))
-        return Case(case.law, tuple(values.items()))
-
-    return smaller()
+    values = dict(field for field in case.fields if field[0] not in DISPENSABLE or draw(st.booleans()))
+    names = tensor_names(case)
+    if "state" in values:
+        state = parse_state(values["state"])
+        chosen = [key for key in state if draw(st.booleans())] or list(state)[:1]
+        values["state"] = format_state({key: state[key] for key in chosen})
+        if "into" in values:
+            into = parse_state(values["into"])
+            values["into"] = format_state({key: into[key] for key in into if key in chosen or key not in state})
+        used = [*slot_names(parse_state(values["state"])), *slot_names(parse_state(values.get("into", "{}")))]
+    else:
+        used = [name for name in names if draw(st.booleans())] or names[:1]
+    for name in set(names) - {*used}:
+        values.pop(name, None)
+        values.pop(f"to.{name}", None)
+    for name in sorted(used):
+        spec = case.tensor(name)
+        shape = tuple(draw(st.sampled_from([*range(min(size, 2), size), size])) for size in spec.shape)
+        values[name] = str(TensorSpec(shape, spec.placements, spec.dtype, spec.fill, spec.memory))
+    return Case(case.law, tuple(values.items()))

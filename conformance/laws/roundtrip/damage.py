@@ -11,11 +11,8 @@ from shardlaw.conformance.law.fields import Folder, Rank, Word
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, Writer
-from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import DOCS, NEEDS_FILES, trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
-
-DOCS = "torch.distributed.checkpoint docs"
 
 DAMAGED = (
     "mesh=2 mesh.load=3 x=5x2:S(0) a=4:R to.x=S(1) state={x:x,a:a,n:1} file=metadata damage=gone",
@@ -63,7 +60,6 @@ def damage_file(folder: str, metadata: Any, file: str, damage: str) -> None:
     source=f"{DOCS}, load; CheckpointException; StorageReader.read_metadata",
     control="mesh=2 x=5:S(0) a=4:R file=data damage=gone",
     texts=DAMAGED,
-    stages=world_sizes,
     needs=NEEDS_FILES,
     features=lambda case: {"must-refuse", f"damaged-file:{case.get('file', 'data')}-{case.get('damage')}"},
 )

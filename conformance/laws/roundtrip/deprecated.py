@@ -11,7 +11,6 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from shardlaw.conformance.law.fields import Folder
 from shardlaw.conformance.laws.checkpoint.calls import convert_failures, load, save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader, Saved, Writer
-from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import trip_law
 
 # deprecated names, a deprecated order of arguments, a planner that takes no metadata of the storage
@@ -53,7 +52,6 @@ def deprecation_warnings(call: Any) -> list[str]:
     "SavePlanner.set_up_planner",
     control="mesh=2 x=5x2:S(0) a=4:R call=names lead=1",
     texts=DEPRECATED,
-    stages=world_sizes,
 )
 def deprecated(state: Saved, writer: Writer, folder: Folder, call: Call, lead: int = 0):
     """Deprecated calls warn, and save and load a state with any rank as the coordinator."""

@@ -15,7 +15,7 @@ from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved
-from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, one_world_law
 from shardlaw.conformance.laws.roundtrip.staging import VALUES
 
 TENSORS = ("transposed", "offset", "expanded", "conjugated", "negated")
@@ -30,7 +30,7 @@ OWN_FILES = (
 )
 
 
-@trip_law(
+@one_world_law(
     "own-file",
     source="torch.distributed.checkpoint._experimental, docstrings of Checkpointer.save and load, "
     "CheckpointReader.read and its partial reads",

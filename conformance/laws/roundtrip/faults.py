@@ -36,7 +36,7 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     States,
     Writer,
 )
-from shardlaw.conformance.laws.roundtrip.cases import add_load, after_save, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import DOCS, add_load, after_save, one_world_law, trip_law
 from shardlaw.conformance.laws.roundtrip.options import require_package
 from shardlaw.conformance.laws.roundtrip.spies import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
@@ -44,7 +44,6 @@ from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
-DOCS = "torch.distributed.checkpoint docs"
 # methods that are called after planning
 AFTER_PLANNING = (
     "finish_plan",
@@ -164,9 +163,7 @@ class SpyField(Field):
     """A spy that makes the method of the fault fail, on its ranks; a due function gets the :class:`Fault`."""
 
     always = True
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return "at", "ranks", "error", "in"
+    reads = ("at", "ranks", "error", "in")
 
     def read(self, case: Case, name: str) -> Fault:
         error, in_thread = case.get("error", "plain"), case.get("in", "") == "thread"
@@ -234,7 +231,6 @@ def require_items(end: t.End, fault: Fault, world: int, threads: int = 1) -> Non
     "as successful",
     control=f"{TWO} at=write_data ranks=1",
     texts=FAILED_SAVES,
-    stages=t.world_sizes,
     features=fault_features,
 )
 def failed_save(
@@ -288,7 +284,6 @@ add_load(failed_save)
     source=f"{DOCS}, StorageWriter.finish: writes the metadata and marks the current checkpoint as successful",
     control="mesh=2 x=5:S(0) at=create_global_plan ranks=0",
     texts=FAILED_OVERWRITES,
-    stages=t.world_sizes,
     features=fault_features,
 )
 def failed_overwrite(
@@ -351,7 +346,7 @@ def _(state: Contents, spy, world: WorldSize, at):
     }
 
 
-@trip_law(
+@one_world_law(
     "fault[caching]",
     source=f"{DOCS}, DefaultSavePlanner: enable_plan_caching",
     control=f"{CHANGED} order=abb at=create_local_plan fails=1 ranks=1",

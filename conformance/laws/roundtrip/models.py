@@ -39,8 +39,7 @@ from shardlaw.conformance.laws.checkpoint.models import (
     parameters_of,
     saved_rates,
 )
-from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import trip_law
+from shardlaw.conformance.laws.roundtrip.cases import one_world_law, trip_law
 
 DOCS = "torch.distributed.checkpoint.state_dict docs"
 Poisoned = Annotated[dict[str, Any], StateField("save", fill="poison")]
@@ -81,7 +80,6 @@ WHOLES = (
     source=f"{DOCS}, get_model_state_dict, set_model_state_dict",
     control="mesh=2 x=5x2:S(0) a=4x3:S(1) to.x=S(1) to.a=S(0)",
     texts=MODELS,
-    stages=world_sizes,
 )
 def model(state: Saved, writer: Writer, folder: Folder):
     """The saved state of a model loads into a model with other layouts; a state that lacks a parameter is refused."""
@@ -110,7 +108,7 @@ def _(state: Contents):
     return {"loaded": in_model(state.values()), "without a parameter": Refused()}
 
 
-@trip_law(
+@one_world_law(
     "model-whole",
     source=f"{DOCS}, StateDictOptions: full_state_dict, broadcast_from_rank0, ignore_frozen_params, strict",
     control="mesh=2 x=5x2:S(0) a=4x3:S(1)",
@@ -150,7 +148,7 @@ def _(state: Contents, full: Contents, rank: Rank):
     }
 
 
-@trip_law(
+@one_world_law(
     "model-part",
     source=f"{DOCS}, get_model_state_dict: submodules; StateDictOptions: keep_submodule_prefixes",
     control="mesh=2 x=5x2:S(0) a=4x3:S(1)",
@@ -221,7 +219,6 @@ def due_contents(state: Contents) -> dict[str, Any]:
     source=f"{DOCS}, get_optimizer_state_dict, set_optimizer_state_dict",
     control="mesh=2 x=3:S(0):float32:small a=2:R:float32:small",
     texts=OPTIMIZERS,
-    stages=world_sizes,
 )
 def optimizer(state: Saved, gradients: Saved, writer: Writer, folder: Folder, flat: bool = False):
     """The saved state of an optimizer loads into an optimizer of a model with other layouts, group by group."""
@@ -266,7 +263,7 @@ def _(state: Contents, flat):
     }
 
 
-@trip_law(
+@one_world_law(
     "optimizer-whole",
     source=f"{DOCS}, StateDictOptions: full_state_dict, broadcast_from_rank0",
     control="mesh=2 x=3:S(0):float32:small a=2:R:float32:small",

@@ -23,9 +23,8 @@ from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, s
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Newer, Saved, StateField, WriterOptions
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, add_load, save_act, trip_law, trips
+from shardlaw.conformance.laws.roundtrip.cases import DOCS, NEEDS_FILES, add_load, save_act, trip_law, trips
 
-DOCS = "torch.distributed.checkpoint docs"
 HF_DTYPES = ("float32", "float64", "bfloat16", "int64", "bool")
 
 
@@ -106,7 +105,6 @@ options = trip_law(
     "flatten_state_dict",
     control="mesh=2 x=5:S(0) a=4:R state={x:x,a:a,d:{n:1}} nested=kept inner=kept sync=1",
     texts=OPTIONS,
-    stages=world_sizes,
     features=format_features,
 )(save_act)
 
@@ -225,7 +223,6 @@ def hf_options(hf: str, numbers: Mapping[str, int]) -> dict[str, Any]:
     texts=SAFETENSORS,
     draw=draw_safetensors,
     draws=4,
-    stages=world_sizes,
     needs=NEEDS_FILES,
     features=hf_features,
 )
@@ -306,7 +303,6 @@ def save_safetensors(state: dict[str, Any], folder: str, hf: str, in_two: bool) 
     source=f"{DOCS}, HuggingFaceStorageWriter: path; FileSystemWriter: overwrite, which is so by default",
     control="mesh=2 x=5x2:S(0) hf=consolidated",
     texts=OVERWRITTEN,
-    stages=world_sizes,
     needs=NEEDS_FILES,
     features=hf_features,
 )

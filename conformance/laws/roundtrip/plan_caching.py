@@ -16,7 +16,7 @@ from shardlaw.conformance.law.due import Meaningless, Of
 from shardlaw.conformance.law.fields import Folder, Rank
 from shardlaw.conformance.laws.checkpoint.calls import load, save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Newer, NewerDestination, Reader, Saved, Writer
-from shardlaw.conformance.laws.roundtrip.cases import trip_law
+from shardlaw.conformance.laws.roundtrip.cases import one_world_law
 from shardlaw.reference.checkpoint.state_dict import flatten
 
 Way = Literal["all", "pair", "one", "lowest"]
@@ -35,7 +35,7 @@ CHANGES = (
 )
 
 
-@trip_law(
+@one_world_law(
     "caching-anew",
     source="torch.distributed.checkpoint docs, DefaultSavePlanner: enable_plan_caching, dedup_save_to_lowest_rank; "
     "save: process_group, no_dist",

@@ -18,7 +18,6 @@ from shardlaw.conformance.law.due import Of, Refused, caught
 from shardlaw.conformance.law.fields import Folder, Rank
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, wait_for_save
 from shardlaw.conformance.laws.checkpoint.fields import Newer, Saved, Writer, WriterField
-from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, add_both_loads, trip_law
 from shardlaw.conformance.laws.roundtrip.saves import mutate
 
@@ -49,7 +48,6 @@ def end_children() -> int:
     "Metadata",
     control="mesh=2 x=5:S(0) a=4:R",
     texts=PROCESS,
-    stages=world_sizes,
     needs=NEEDS_FILES,
     profile="ci",
     seconds=START_SECONDS,

@@ -24,12 +24,10 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     StateField,
     Writer,
 )
-from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import add_load, after_save, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import DOCS, add_load, after_save, one_world_law, trip_law
 from shardlaw.conformance.laws.roundtrip.spies import COORDINATOR, LOAD_PLANNER, READER, SAVE_PLANNER, WRITER, Spy
 from shardlaw.reference.mesh import Mesh
 
-DOCS = "torch.distributed.checkpoint docs"
 # methods that are called once for each item
 PER_ITEM = ("resolve_data", "load_bytes", "resolve_tensor", "commit_tensor")
 
@@ -109,7 +107,6 @@ def find_role(mesh: Mesh, rank: int, world: int, among: str) -> tuple[bool, int]
     source=f"{DOCS}, SavePlanner and StorageWriter: the expected sequence of calls",
     control="mesh=2 x=5:S(0) state={x:x,n:1}",
     texts=SAVES,
-    stages=world_sizes,
     features=protocol_features,
 )
 def saves(
@@ -247,7 +244,7 @@ def _(state, mesh, rank: Rank, world: WorldSize, among, id):
     }
 
 
-@trip_law(
+@one_world_law(
     "complete",
     source=f"{DOCS}, StorageWriter.finish: marks the current checkpoint as successful; save returns its metadata",
     control="mesh=2 x=5x2:S(0) a=4:R",

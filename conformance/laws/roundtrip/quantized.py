@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import QuantizedHuggingFaceStorageReader
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import full
 
-from shardlaw.conformance.law.act import law, texts
+from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.due import Global
 from shardlaw.conformance.law.fields import Folder, Placements, Rank
 from shardlaw.conformance.laws.checkpoint.calls import load
@@ -86,8 +86,7 @@ def write_safetensors(folder: str, files: list[dict[str, torch.Tensor]]) -> None
     source="torch.distributed.checkpoint docs, QuantizedHuggingFaceStorageReader: from quantized blocks to full "
     "dequantized tensors",
     control="mesh=2 w=5x6:-:float32:small s=3x3:-:float32:small to=S(0) block=2",
-    sweep=texts(*QUANTIZED),
-    sweeps=len(QUANTIZED),
+    cases=QUANTIZED,
     needs=NEEDS_FILES,
     smallest=1,
 )

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Of, caught
@@ -27,14 +26,13 @@ from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.checkpoint.calls import load
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Reader
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, sweep_texts, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import DOCS, NEEDS_FILES, sweep_texts, trip_law
 from shardlaw.reference.checkpoint.state_dict import format_state, parse_state
 from shardlaw.reference.notation import NotationError
 
 if TYPE_CHECKING:
     from shardlaw.conformance.rank.context import RankContext
 
-DOCS = "torch.distributed.checkpoint docs"
 RELEASES = ("2.11", "2.12", "2.13", "2.14", "2.15")
 FOLDER = Path(__file__).parent / "gold"
 
@@ -153,17 +151,13 @@ def load_gold(state: Destination, reader: Reader, gold: Annotated[bytes, GoldFie
     }
 
 
-def narrow(case: Case) -> SearchStrategy[Case]:
+@st.composite
+def narrow(draw: st.DrawFn, case: Case) -> Case:
     """Cases that load fewer entries of the same checkpoint."""
-
-    @st.composite
-    def smaller(draw: st.DrawFn) -> Case:
-        names = [name for name, _ in case.fields if len(name) == 1]
-        state = parse_state(case.get("into", case.get("state", f"{{{','.join(f'{name}:{name}' for name in names)}}}")))
-        keys = [key for key in state if draw(st.booleans())] or list(state)[:1]
-        return case.with_fields(into=format_state({key: state[key] for key in keys}))
-
-    return smaller()
+    names = [name for name, _ in case.fields if len(name) == 1]
+    state = parse_state(case.get("into", case.get("state", f"{{{','.join(f'{name}:{name}' for name in names)}}}")))
+    keys = [key for key in state if draw(st.booleans())] or list(state)[:1]
+    return case.with_fields(into=format_state({key: state[key] for key in keys}))
 
 
 def release_law(release: str) -> Law:

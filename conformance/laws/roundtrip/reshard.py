@@ -26,17 +26,17 @@ from shardlaw.conformance.laws.checkpoint.calls import caught_failure, load, sav
 from shardlaw.conformance.laws.checkpoint.fields import Destination, InFiles, Reader, Saved, StateField, Writer
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import (
+    DOCS,
     add_load,
     after_save,
     due_loaded,
     due_source,
     round_trip,
+    save_only,
     trip_law,
     trips,
 )
 from shardlaw.conformance.laws.roundtrip.saves import make_stager
-
-DOCS = "torch.distributed.checkpoint docs"
 
 LAYOUTS = (
     "mesh=2 mesh.load=3 x=5x6:S(0) to.x=S(1) a=7:S(0):int64 to.a=S(0) b=():R:float64 to.b=R c=4x3:S(1):bool to.c=R "
@@ -133,6 +133,7 @@ def draw_strided(limits: Limits) -> SearchStrategy[Case]:
     return trips(limits, tensors=1, kinds=("R", "S", "_S"), plain=False)
 
 
+@save_only
 @trip_law(
     "strided",
     source="torch.distributed.tensor docs, _StridedShard; LoadPlan: read items cover the destination",
@@ -140,16 +141,12 @@ def draw_strided(limits: Limits) -> SearchStrategy[Case]:
     texts=STRIDED,
     draw=draw_strided,
     draws=4,
-    stages=world_sizes,
 )
 def strided(state: Saved, writer: Writer, folder: Folder):
     """A DTensor with a strided shard is loaded with the saved elements, or refused on all ranks."""
     if caught_failure(lambda: save(state, writer(folder))):
         open(os.path.join(folder, "refused"), "w").close()
     return {}
-
-
-strided.due(lambda: {})
 
 
 @strided.then
@@ -163,12 +160,13 @@ def _(state):
     return {"loaded": Either((state, Of("refused")))}
 
 
+@add_load
+@save_only
 @trip_law(
     "unfinished",
     source="torch.distributed.tensor docs, DTensor.redistribute: async_op; torch.distributed.checkpoint docs, save",
     control=UNFINISHED[0],
     texts=UNFINISHED,
-    stages=world_sizes,
 )
 def unfinished(
     state: Saved, via: Placements, writer: Writer, folder: Folder, async_: Literal["writer", "stager"] | None = None
@@ -183,10 +181,6 @@ def unfinished(
     else:
         save(moved, writer(folder))
     return {}
-
-
-unfinished.due(lambda: {})
-add_load(unfinished)
 
 
 def draw_views(limits: Limits) -> SearchStrategy[Case]:
@@ -305,7 +299,6 @@ AsDtype = Annotated[Any, WordField(FLOATS)]
     texts=ALL_BITS,
     sweep=sweep_bits,
     features=lambda case: {"nan"} | ({f"dtype:{case.get('as')}"} & {*LINES["dtypes"]}),
-    stages=world_sizes,
 )
 def bits(state: Saved, as_: AsDtype, writer: Writer, folder: Folder):
     """A load gives every bit that was saved, of every dtype: any NaN, zeros of both signs, denormals."""

@@ -41,10 +41,17 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     WriterField,
 )
 from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import add_load, due_loaded, due_source, save_act, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import (
+    DOCS,
+    add_load,
+    due_loaded,
+    due_source,
+    one_world_law,
+    save_act,
+    trip_law,
+)
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 
-DOCS = "torch.distributed.checkpoint docs"
 # the longest wait of a save for its turn, and the head start of the first
 WAITING_SECONDS, AHEAD_SECONDS = 10, 0.2
 
@@ -152,7 +159,7 @@ def _(
 overwrite.due(due_loaded)
 
 
-@trip_law(
+@one_world_law(
     "again",
     source=f"{DOCS}, FileSystemWriter: overwrite; save: use_collectives",
     control="mesh=2 x=6:S(0) a=5:R to.x=R order=ab",
@@ -177,7 +184,6 @@ def _(destinations):
     source=f"{DOCS}, FileSystemWriter: overwrite",
     control="mesh=2 x=5:S(0) a=4:R",
     texts=REFUSED,
-    stages=world_sizes,
     features=lambda case: {"must-refuse", "storage-option"},
 )
 def overwrite_refused(
@@ -202,7 +208,7 @@ def _(how):
 add_load(overwrite_refused)
 
 
-@trip_law(
+@one_world_law(
     "caching",
     source=f"{DOCS}, DefaultSavePlanner: enable_plan_caching; SavePlan.usable",
     control="mesh=2 x=6:S(0) a=3:R state={x:x} into={a:a} order=ab",
@@ -305,7 +311,6 @@ def cache_options(case: Case) -> dict[str, bool]:
     control="mesh=2 x=5:S(0) a=4:R async=writer",
     texts=ASYNC,
     features=lambda case: {"staging-cache"} if case.get("async") == "cached" else set(),
-    stages=world_sizes,
 )
 def asynchronous(
     state: Saved, newer: Newer, async_: Word, writer: Annotated[Any, WriterField(cache_options)], folder: Folder
@@ -335,7 +340,7 @@ def _():
 add_load(asynchronous)
 
 
-@trip_law(
+@one_world_law(
     "at-once",
     source=f"{DOCS}, async_save: a Future that holds the Metadata of its save; process_group",
     control="mesh=2 x=4:S(0) a=4:S(0) state={x:x,a:a} into={a:a,x:x} order=ab groups=two",

@@ -15,12 +15,10 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import first_line, save
 from shardlaw.conformance.laws.checkpoint.fields import Saved, Writer
-from shardlaw.conformance.laws.roundtrip.cases import due_refusal, round_trip, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import DOCS, due_refusal, one_world_law, round_trip
 from shardlaw.reference.placement import Shard
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import dtypes, shapes
-
-DOCS = "torch.distributed.checkpoint docs"
 
 
 @st.composite
@@ -104,7 +102,7 @@ HOLES = (
 )
 
 
-@trip_law(
+@one_world_law(
     "refuses[hole]",
     source=f"{DOCS}, SavePlanner.create_global_plan; the default planner validates its global plan",
     control="mesh=2 x=4x2:S(0) held=wrapper cut=1@0,2@1",

@@ -18,11 +18,8 @@ from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import load, wait_for_save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Newer, NewerDestination, Reader, Saved, Writer
-from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import add_load, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import DOCS, add_load, save_only, trip_law
 from shardlaw.conformance.laws.roundtrip.saves import make_stager, mutate
-
-DOCS = "torch.distributed.checkpoint docs"
 
 
 class Pair(NamedTuple):
@@ -176,12 +173,12 @@ STAGED_AGAIN = (
 )
 
 
+@save_only
 @trip_law(
     "staged",
     source=f"{DOCS}, async_save: first de-stages the state_dict; AsyncStager.stage: inoculated from later updates",
     control="mesh=2 x=5:S(0) value=tuple async=writer",
     texts=STAGED,
-    stages=world_sizes,
     features=lambda case: {f"staged:{case.get('value')}", f"stager:{case.get('async')}"},
 )
 def staged(state: Saved, writer: Writer, folder: Folder, value: Word, async_: Word):
@@ -194,9 +191,6 @@ def staged(state: Saved, writer: Writer, folder: Folder, value: Word, async_: Wo
     if stager is not None:
         stager.close()
     return {}
-
-
-staged.due(lambda: {})
 
 
 @staged.then
@@ -235,13 +229,13 @@ def copy_tensors(value: Any, newer: Any) -> None:
             copy_tensors(entry, other)
 
 
+@save_only
 @trip_law(
     "staged-again",
     source=f"{DOCS}, async_save: async_stager, closed after the last checkpoint; AsyncStager.stage",
     control="mesh=2 x=5:S(0) a=4:R",
     texts=STAGED_AGAIN,
     features=lambda case: {"async-save"},
-    stages=world_sizes,
 )
 def staged_again(state: Saved, newer: Newer, writer: Writer, folder: Folder, log: int = 4):
     """Saves with one stager each store the values at the time of their call, of tensors that change in place, one also
@@ -261,9 +255,6 @@ def resize(tensor: torch.Tensor, size: int) -> None:
     tensor.resize_(size)
     tensor.untyped_storage().resize_(size * tensor.itemsize)
     tensor.copy_(torch.arange(size))
-
-
-staged_again.due(lambda: {})
 
 
 @staged_again.then
@@ -291,7 +282,6 @@ def _(state, newer, log):
         "mesh=3 mesh.load=2 x=7:S(0):float64 waits=no",
     ),
     features=lambda case: {"async-save"},
-    stages=world_sizes,
 )
 def stager(state: Saved, newer: Newer, writer: Writer, folder: Folder, waits: Literal["yes", "no"]):
     """An asynchronous save stores the state that a custom stager returns, and waits for the stager if it says so."""

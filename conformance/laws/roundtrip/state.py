@@ -23,8 +23,15 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     StateField,
     Writer,
 )
-from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import after_save, due_refusal, due_source, round_trip, trip_law, trips
+from shardlaw.conformance.laws.roundtrip.cases import (
+    DOCS,
+    after_save,
+    due_refusal,
+    due_source,
+    round_trip,
+    trip_law,
+    trips,
+)
 from shardlaw.reference.checkpoint.state_dict import (
     FlattenError,
     Path,
@@ -39,7 +46,6 @@ from shardlaw.reference.checkpoint.state_dict import (
 )
 from shardlaw.strategies.state_dicts import state_dicts
 
-DOCS = "torch.distributed.checkpoint docs"
 LOAD = f"{DOCS}, load"
 
 
@@ -268,7 +274,6 @@ def refusal_law(variant: str, clause: str) -> Law:
     source=f"{DOCS}, save; flatten_state_dict: keys are paths joined by dots; torch.distributed.tensor docs, Partial",
     control=REFUSED_SAVES[1],
     texts=REFUSED_SAVES,
-    stages=world_sizes,
     features=refusal_features,
 )
 def refused_save(
@@ -318,7 +323,6 @@ BY_RANK = (
     source=f"{DOCS}, save: each rank saves what it has; DefaultSavePlanner: dedup_save_to_lowest_rank",
     control=BY_RANK[0],
     texts=BY_RANK,
-    stages=world_sizes,
 )
 def by_rank(state: Saved, rank: Rank, writer: Writer, planner: SavePlanner, folder: Folder):
     """All ranks load a key that one rank saved; of values that differ by rank they load one, with dedup=lowest that of

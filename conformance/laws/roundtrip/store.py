@@ -24,14 +24,13 @@ from shardlaw.conformance.laws.checkpoint.fields import (
     SavePlanner,
     Writer,
 )
-from shardlaw.conformance.laws.roundtrip.cases import add_load, after_save, trip_law, trips
+from shardlaw.conformance.laws.roundtrip.cases import DOCS, add_load, after_save, one_world_law, trip_law, trips
 from shardlaw.conformance.laws.shared.box_fields import boxes_values
 from shardlaw.reference.box import Box
 from shardlaw.reference.checkpoint.load_plan import read_items
 from shardlaw.reference.checkpoint.state_dict import Slot, flatten
 from shardlaw.reference.notation import Shape
 
-DOCS = "torch.distributed.checkpoint docs"
 Item = tuple[str, Shape | None]
 
 FILES = (
@@ -73,7 +72,6 @@ DEDUP = (
     source=f"{DOCS}, FileSystemWriter: single_file_per_rank, thread_count",
     control="mesh=2 x=5:S(0) a=4:R threads=2 state={x:x,a:a,n:1,m:2,k:3}",
     texts=FILES,
-    stages=t.world_sizes,
 )
 def files(
     state: Saved,
@@ -120,7 +118,7 @@ def stored_offsets(metadata: Any) -> dict[str, list[Any]]:
     return {name: sorted(offsets, key=repr) for name, offsets in stored.items()}
 
 
-@trip_law(
+@one_world_law(
     "metadata",
     source=f"{DOCS}, Metadata; StorageWriter.finish",
     control="mesh=2 x=5x6:S(0) a=7:R:int64 state={x:x,d:{a:a},n:1}",
@@ -227,7 +225,7 @@ class HoldersField(Field):
         return holders
 
 
-@trip_law(
+@one_world_law(
     "dedup",
     source=f"{DOCS}, DefaultSavePlanner; dedup_save_plans: only the smallest SavePlan keeps a duplicate",
     control="mesh=2 x=6:R a=4:R dedup=lowest",

@@ -11,7 +11,6 @@ from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Folder, Word
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, load, save
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved, WriterOptions
-from shardlaw.conformance.laws.checkpoint.trip import world_sizes
 from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, trip_law
 from shardlaw.conformance.laws.roundtrip.options import require_package
 
@@ -130,7 +129,6 @@ def make_registry(through: str) -> Any:
     source="torch.distributed.checkpoint._extension, docstrings of StreamTransformExtension and ExtensionRegistry",
     control="mesh=2 x=5:S(0) a=4:R through=flip",
     texts=STREAMS,
-    stages=world_sizes,
     needs=NEEDS_FILES,
 )
 def streams(state: Saved, options: WriterOptions, folder: Folder, through: Word, storage: Word = ""):

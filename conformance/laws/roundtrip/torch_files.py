@@ -23,11 +23,9 @@ from shardlaw.conformance.law.fields import Folder, Rank, Word
 from shardlaw.conformance.laws.checkpoint.calls import CheckpointFailed, convert_failures, load
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import Destination, PlannerField, Reader, StateField
-from shardlaw.conformance.laws.checkpoint.trip import world_sizes
-from shardlaw.conformance.laws.roundtrip.cases import NEEDS_FILES, after_save, due_loaded, trip_law
+from shardlaw.conformance.laws.roundtrip.cases import DOCS, NEEDS_FILES, after_save, due_loaded, save_only, trip_law
 from shardlaw.reference.checkpoint.state_dict import Slot, State, flatten, unflatten
 
-DOCS = "torch.distributed.checkpoint docs"
 FullState = Annotated[dict[str, Any], StateField("save", plain=True)]
 
 FILES = (
@@ -72,13 +70,13 @@ KEYS = (
 )
 
 
+@save_only
 @trip_law(
     "torch-file",
     source=f"{DOCS}, format_utils: BroadcastingTorchSaveReader, DynamicMetaLoadPlanner, torch_save_to_dcp",
     control="mesh=2 x=5x2:- a=4:- through=reader",
     texts=FILES,
     features=lambda case: {f"through:{case.get('through')}"},
-    stages=world_sizes,
     needs=NEEDS_FILES,
 )
 def torch_file(state: FullState, rank: Rank, folder: Folder, through: Word):
@@ -89,9 +87,6 @@ def torch_file(state: FullState, rank: Rank, folder: Folder, through: Word):
         if through == "checkpoint":
             torch_save_to_dcp(f"{folder}/full.pt", f"{folder}/converted")
     return {}
-
-
-torch_file.due(lambda: {})
 
 
 @torch_file.then
@@ -121,12 +116,12 @@ def _(
 torch_file.due(due_loaded)
 
 
+@save_only
 @trip_law(
     "refuses[value]",
     source=f"{DOCS}, format_utils: BroadcastingTorchSaveReader, DynamicMetaLoadPlanner: only supports loading Tensors",
     control="mesh=2 x=5x2:- a=4:- state={x:x,a:a,n:1}",
     texts=VALUES,
-    stages=world_sizes,
     needs=NEEDS_FILES,
 )
 def value_in_file(state: FullState, rank: Rank, folder: Folder):
@@ -134,9 +129,6 @@ def value_in_file(state: FullState, rank: Rank, folder: Folder):
     if rank == 0:
         torch.save(state, f"{folder}/full.pt")
     return {}
-
-
-value_in_file.due(lambda: {})
 
 
 @value_in_file.then
@@ -155,13 +147,13 @@ def _(state: Contents):
     return {"value": Refused(), "tensors": state.with_tree(tensors)}
 
 
+@save_only
 @trip_law(
     "refuses[file]",
     source=f"{DOCS}, format_utils: BroadcastingTorchSaveReader, DynamicMetaLoadPlanner; CheckpointException",
     control="mesh=2 x=5x2:- a=7x2:- state={x:x} into={x:a}",
     texts=OTHERS + DIVERGING,
     sweeps=len(OTHERS),
-    stages=world_sizes,
     needs=NEEDS_FILES,
     features=lambda case: {"must-refuse"},
 )
@@ -170,9 +162,6 @@ def other_in_file(state: FullState, rank: Rank, folder: Folder):
     if rank == 0:
         torch.save(state, f"{folder}/full.pt")
     return {}
-
-
-other_in_file.due(lambda: {})
 
 
 @other_in_file.then

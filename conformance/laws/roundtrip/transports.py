@@ -18,7 +18,7 @@ from shardlaw.conformance.law.due import Of
 from shardlaw.conformance.law.fields import Device, Folder, Rank, Word
 from shardlaw.conformance.laws.checkpoint.contents import Contents
 from shardlaw.conformance.laws.checkpoint.fields import Destination, Saved
-from shardlaw.conformance.laws.roundtrip.cases import trip_law
+from shardlaw.conformance.laws.roundtrip.cases import one_world_law
 from shardlaw.conformance.laws.roundtrip.staging import VALUES
 from shardlaw.reference.checkpoint.state_dict import Slot
 
@@ -42,7 +42,7 @@ REPLICAS = (
 )
 
 
-@trip_law(
+@one_world_law(
     "sent",
     source="torch.distributed.checkpoint._pg_transport, docstring of PGTransport",
     control="mesh=2 x=5x2:R a=4:- state={x:x,d:{a:a},n:1}",
@@ -94,7 +94,7 @@ def _(state: Contents, rank: Rank, source, in_place, value):
     }
 
 
-@trip_law(
+@one_world_law(
     "replica",
     source="torch.distributed.checkpoint.staging, docstrings of _ReplicationStager and its stage",
     control="mesh=2 x=5x2:R a=4:-",

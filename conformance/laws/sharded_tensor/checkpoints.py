@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance import compat
 from shardlaw.conformance.law import literal
-from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Of
 from shardlaw.conformance.law.fields import Field, Folder, Rank, ScriptArgument
@@ -236,8 +236,7 @@ TRIPS = (
     "sharded_tensor.trip",
     source="torch.distributed.checkpoint docs: regular tensors, ShardedTensor and DTensor; load-time resharding",
     control="world=2 x=4x3 save=chunk(0)@0,1 load=chunk(1)@0,1",
-    sweep=texts(*TRIPS),
-    sweeps=len(TRIPS),
+    cases=TRIPS,
     draw=draw_trips,
     draws=30,
     needs=("checkpoint", "object_collectives"),

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.choices import ChoiceField
 from shardlaw.conformance.law.due import Of, Refused, caught
@@ -82,18 +81,15 @@ ALIASES = {
 CALLS = {**CASTS, **IDENTITIES, **COPIES, **ALIASES}
 
 
-def draw_copied(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        how = draw(st.sampled_from(sorted(CALLS)))
-        world, ranks, group_field = draw(acting_ranks(limits))
-        shape = draw(shapes(min_dims=1))
-        spec = draw(specs(shape, ranks))
-        x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if how == "detach" else DTYPES)))
-        to = draw(dtypes(limits)) if how in CASTS else None
-        return fields(world=world, **group_field, x=x, spec=spec, how=how, to=to, seed=draw(st.integers(0, 9)) or None)
-
-    return case()
+@st.composite
+def draw_copied(draw: st.DrawFn, limits: Limits) -> Case:
+    how = draw(st.sampled_from(sorted(CALLS)))
+    world, ranks, group_field = draw(acting_ranks(limits))
+    shape = draw(shapes(min_dims=1))
+    spec = draw(specs(shape, ranks))
+    x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if how == "detach" else DTYPES)))
+    to = draw(dtypes(limits)) if how in CASTS else None
+    return fields(world=world, **group_field, x=x, spec=spec, how=how, to=to, seed=draw(st.integers(0, 9)) or None)
 
 
 EACH_CALL = [f"world=2 x=5x3 spec=chunk(0)@0,1 how={how}{' to=float64' if how in CASTS else ''}" for how in CALLS]
@@ -110,8 +106,7 @@ MORE_CASES += [f"world=2 x=5x3 spec=0:2,0:3@0;2:4,0:3@1;4:5,0:3@0 how={how}" for
         "be done"
     ),
     control="world=2 x=4x3 spec=chunk(0)@0,1 how=dtype to=float64",
-    sweep=texts(*EACH_CALL, *MORE_CASES),
-    sweeps=len(CALLS) + len(MORE_CASES),
+    cases=(*EACH_CALL, *MORE_CASES),
     draw=draw_copied,
     draws=20,
 )
@@ -181,17 +176,14 @@ def _(x, boxes, how, pickles, rank, to, group, world: WorldSize):
 # Inferred sizes
 
 
-def draw_inferred(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        world = draw(st.sampled_from([size for size in (2, 3, 4) if size <= limits.world_size]))
-        counts = [draw(st.integers(1, 4)) for _ in range(world)]
-        shape = (sum(counts), *draw(shapes(max_dims=2)))
-        spec = shards_along(shape, 0, zip(counts, range(world), strict=True))
-        x = TensorSpec(shape, None, draw(dtypes(limits)))
-        return fields(world=world, x=x, spec=str(spec), seed=draw(st.integers(0, 9)) or None)
-
-    return case()
+@st.composite
+def draw_inferred(draw: st.DrawFn, limits: Limits) -> Case:
+    world = draw(st.sampled_from([size for size in (2, 3, 4) if size <= limits.world_size]))
+    counts = [draw(st.integers(1, 4)) for _ in range(world)]
+    shape = (sum(counts), *draw(shapes(max_dims=2)))
+    spec = shards_along(shape, 0, zip(counts, range(world), strict=True))
+    x = TensorSpec(shape, None, draw(dtypes(limits)))
+    return fields(world=world, x=x, spec=str(spec), seed=draw(st.integers(0, 9)) or None)
 
 
 @sharded_law(
@@ -216,17 +208,14 @@ def _(x, boxes, rank):
 # User-defined ops
 
 
-def draw_custom(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        world, ranks, group_field = draw(acting_ranks(limits))
-        shape = draw(shapes(min_dims=1, min_size=1))
-        spec = draw(chunk_specs(shape, ranks))
-        return fields(
-            world=world, **group_field, x=TensorSpec(shape), spec=spec, by=draw(st.sampled_from(("function", "spec")))
-        )
-
-    return case()
+@st.composite
+def draw_custom(draw: st.DrawFn, limits: Limits) -> Case:
+    world, ranks, group_field = draw(acting_ranks(limits))
+    shape = draw(shapes(min_dims=1, min_size=1))
+    spec = draw(chunk_specs(shape, ranks))
+    return fields(
+        world=world, **group_field, x=TensorSpec(shape), spec=spec, by=draw(st.sampled_from(("function", "spec")))
+    )
 
 
 def new_override() -> Any:
@@ -244,8 +233,7 @@ def new_override() -> Any:
     source=f"{SOURCE}, custom_sharded_op_impl, custom_sharding_spec_op",
     control="world=2 x=4x3 spec=chunk(0)@0,1 by=function",
     # within a group, where a sharded tensor of all ranks exists too
-    sweep=texts(*(f"world=3 group=1,2 x=5x3 spec=chunk(0)@1,2 by={by}" for by in ("function", "spec"))),
-    sweeps=2,
+    cases=[f"world=3 group=1,2 x=5x3 spec=chunk(0)@1,2 by={by}" for by in ("function", "spec")],
     draw=draw_custom,
     draws=6,
 )

@@ -47,51 +47,44 @@ def dtypes(limits: Limits, names: Sequence[str] = DTYPES) -> SearchStrategy[str]
     return st.sampled_from([name for name in names if name in limits.dtypes])
 
 
-def factory_cases(limits: Limits, *, chunks: bool) -> SearchStrategy[Case]:
+@st.composite
+def factory_cases(draw: st.DrawFn, limits: Limits, *, chunks: bool) -> Case:
     """Cases of a factory, with a chunk spec or a spec of any kind."""
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        world, ranks, group_field = draw(acting_ranks(limits))
-        shape = draw(shapes(min_dims=1))
-        spec = draw(_specs(shape, ranks, chunks=chunks, every=False))
-        make = draw(st.sampled_from(FACTORIES))
-        x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if make.startswith("rand") else DTYPES)))
-        size = "apart" if make != "full" and draw(st.integers(0, 3)) == 3 else None
-        return fields(world=world, **group_field, x=x, spec=spec, make=make, size=size)
-
-    return case()
+    world, ranks, group_field = draw(acting_ranks(limits))
+    shape = draw(shapes(min_dims=1))
+    spec = draw(_specs(shape, ranks, chunks=chunks, every=False))
+    make = draw(st.sampled_from(FACTORIES))
+    x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if make.startswith("rand") else DTYPES)))
+    size = "apart" if make != "full" and draw(st.integers(0, 3)) == 3 else None
+    return fields(world=world, **group_field, x=x, spec=spec, make=make, size=size)
 
 
+@st.composite
 def spec_cases(
+    draw: st.DrawFn,
     limits: Limits,
     *,
     chunks: bool = False,
     with_respec: bool = False,
     rank_field: str = "",
     hows: Sequence[str] = (),
-) -> SearchStrategy[Case]:
+) -> Case:
     """Cases of a tensor with a spec: a chunk spec with a chunk for each rank (``chunks``), or a spec of any kind.
 
     ``with_respec``: also a field ``respec`` with a second spec of that kind. ``rank_field``: the name of a field with a
     position in the group. ``hows``: the values of the field ``how``."""
-
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        world, ranks, group_field = draw(acting_ranks(limits))
-        shape = draw(shapes(min_dims=1))
-        case_fields: dict[str, Any] = {"spec": draw(_specs(shape, ranks, chunks=chunks, every=chunks))}
-        if with_respec:
-            case_fields["respec"] = draw(_specs(shape, ranks, chunks=chunks, every=True))
-        if rank_field:
-            case_fields[rank_field] = draw(st.sampled_from([None, None, *range(1, len(ranks))]))
-        if hows:
-            how = draw(st.sampled_from(hows))
-            case_fields["how"] = None if how == "plain" else how
-        x = TensorSpec(shape, None, draw(dtypes(limits)))
-        return fields(world=world, **group_field, x=x, **case_fields, seed=draw(st.integers(0, 9)) or None)
-
-    return case()
+    world, ranks, group_field = draw(acting_ranks(limits))
+    shape = draw(shapes(min_dims=1))
+    case_fields: dict[str, Any] = {"spec": draw(_specs(shape, ranks, chunks=chunks, every=chunks))}
+    if with_respec:
+        case_fields["respec"] = draw(_specs(shape, ranks, chunks=chunks, every=True))
+    if rank_field:
+        case_fields[rank_field] = draw(st.sampled_from([None, None, *range(1, len(ranks))]))
+    if hows:
+        how = draw(st.sampled_from(hows))
+        case_fields["how"] = None if how == "plain" else how
+    x = TensorSpec(shape, None, draw(dtypes(limits)))
+    return fields(world=world, **group_field, x=x, **case_fields, seed=draw(st.integers(0, 9)) or None)
 
 
 def _specs(shape: Shape, ranks: tuple[int, ...], *, chunks: bool, every: bool) -> SearchStrategy[Spec]:

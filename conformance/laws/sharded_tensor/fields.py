@@ -124,9 +124,7 @@ class OwnBoxesField(Field):
     """
 
     takes = SpecField.takes
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return "spec", "x"
+    reads = ("spec", "x")
 
     def is_given(self, case: Case, name: str) -> bool:
         return "spec" in case

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 from torch import nn
 
-from shardlaw.conformance.law.act import fields, texts
+from shardlaw.conformance.law.act import fields
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.choices import ChoiceField
 from shardlaw.conformance.law.due import Of
@@ -38,26 +37,22 @@ VALUES = {"ones-like": 1, "zeros-like": 0}
 TWO_EACH = "world=2 x=5x4 spec=0:2,0:4@0;2:5,0:1@1;2:3,1:4@0;3:5,1:4@1"
 
 
-def draw_filled(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        how = draw(st.sampled_from(sorted(CALLS)))
-        world, ranks, _ = draw(acting_ranks(limits, groups=False))
-        shape = draw(shapes(min_dims=1))
-        spec = draw(specs(shape, ranks))
-        x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if how in IN_PLACE else DTYPES)))
-        to = draw(dtypes(limits)) if how in LIKE else None
-        return fields(world=world, x=x, spec=spec, how=how, to=to)
-
-    return case()
+@st.composite
+def draw_filled(draw: st.DrawFn, limits: Limits) -> Case:
+    how = draw(st.sampled_from(sorted(CALLS)))
+    world, ranks, _ = draw(acting_ranks(limits, groups=False))
+    shape = draw(shapes(min_dims=1))
+    spec = draw(specs(shape, ranks))
+    x = TensorSpec(shape, None, draw(dtypes(limits, FLOATS if how in IN_PLACE else DTYPES)))
+    to = draw(dtypes(limits)) if how in LIKE else None
+    return fields(world=world, x=x, spec=spec, how=how, to=to)
 
 
 @sharded_law(
     "sharded_tensor.filled",
     source=f"{SOURCE}, docstrings of its initializers: fills the tensors in tensor.local_shards; torch.full_like",
     control="world=2 x=4x3 spec=chunk(0)@0,1 how=constant",
-    sweep=texts(*(f"{TWO_EACH} how={how}{' to=float64' if how in LIKE else ''}" for how in CALLS)),
-    sweeps=len(CALLS),
+    cases=[f"{TWO_EACH} how={how}{' to=float64' if how in LIKE else ''}" for how in CALLS],
     draw=draw_filled,
     draws=10,
 )

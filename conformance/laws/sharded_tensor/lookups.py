@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import texts
 from shardlaw.conformance.law.choices import ChoiceField
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import Rank
@@ -70,8 +69,7 @@ def row_ids(rank: int, table: torch.Tensor) -> torch.Tensor:
     "sharded_tensor.lookup",
     source=f"{SOURCE}, chunk_sharding_spec_ops: sharded_embedding, sharded_embedding_bag; torch.nn.functional",
     control="world=2 x=6x4:-:float32:small spec=chunk(0)@0,1 how=rows",
-    sweep=texts(*(f"{table} how={how}" for how in LOOKUPS for table in TABLES)),
-    sweeps=len(TABLES) * len(LOOKUPS),
+    cases=[f"{table} how={how}" for how in LOOKUPS for table in TABLES],
 )
 def lookup(x: FullTensor, spec: ShardingSpec, how: Annotated[Any, ChoiceField(LOOKUPS)], rank: Rank):
     """embedding and embedding_bag of a sharded table have the results of the full table, for each rank's indices."""
@@ -94,8 +92,7 @@ OPTIMIZED = (
     "sharded_tensor.optimized",
     source="torch.distributed._shard.sharded_optim, ShardedOptimizer: all tensors and local shard tensors",
     control="world=2 x=4x3:-:float32:small spec=0:2,0:3@0;2:4,0:3@1",
-    sweep=texts(*OPTIMIZED),
-    sweeps=len(OPTIMIZED),
+    cases=OPTIMIZED,
 )
 def optimized(x: FullTensor, boxes: OwnBoxes, rank: Rank):
     """ShardedOptimizer updates the local shards of a sharded tensor, and plain parameters; zero_grad clears the

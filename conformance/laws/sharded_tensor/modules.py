@@ -10,7 +10,6 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import texts
 from shardlaw.conformance.law.due import Refused, caught
 from shardlaw.conformance.law.fields import Rank
 from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe
@@ -58,8 +57,7 @@ class Outer(nn.Module):
     "sharded_tensor.module",
     source="torch.distributed._shard, docstrings of shard_module, shard_parameter, _collect_local_shard, ShardingPlan",
     control="world=2 x=4x3 spec=chunk(0)@0,1",
-    sweep=texts(*MODULES),
-    sweeps=len(MODULES),
+    cases=MODULES,
 )
 def sharded_module(
     x: FullTensor,

@@ -35,17 +35,14 @@ def build_metadata(spec: Any, size: torch.Size) -> Any:
     return spec.build_metadata(size, compat.TensorProperties(dtype=torch.float32))
 
 
-def draw_chunks(limits: Limits) -> SearchStrategy[Case]:
-    @st.composite
-    def case(draw: st.DrawFn) -> Case:
-        shape = draw(
-            st.one_of(shapes(min_dims=1), shapes(min_dims=1, max_dims=2, max_size=LONG_SIZES[-1], sizes=LONG_SIZES))
-        )
-        ranks = tuple(range(draw(st.integers(1, 9))))
-        spec = draw(chunk_specs(shape, ranks, every=False))
-        return fields(world=1, x=TensorSpec(shape), spec=ChunkSpec(spec.dim, spec.ranks))
-
-    return case()
+@st.composite
+def draw_chunks(draw: st.DrawFn, limits: Limits) -> Case:
+    shape = draw(
+        st.one_of(shapes(min_dims=1), shapes(min_dims=1, max_dims=2, max_size=LONG_SIZES[-1], sizes=LONG_SIZES))
+    )
+    ranks = tuple(range(draw(st.integers(1, 9))))
+    spec = draw(chunk_specs(shape, ranks, every=False))
+    return fields(world=1, x=TensorSpec(shape), spec=ChunkSpec(spec.dim, spec.ranks))
 
 
 @sharded_law(

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from shardlaw.conformance import compat
-from shardlaw.conformance.law.act import texts
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.choices import ChoiceField
 from shardlaw.conformance.law.due import Of
@@ -100,8 +99,7 @@ def factory_law(kind: str, clause: str, source: str, spec: str) -> Law:
     control="world=2 x=4x3 spec=chunk(0)@0,1",
     draw=lambda limits: spec_cases(limits, chunks=True, rank_field="src"),
     draws=40,
-    sweep=texts("world=3 group=1,2 x=4x3 spec=chunk(0)@1,2", "world=3 group=1,2 x=4x3 spec=chunk(0)@1,2 src=1"),
-    sweeps=2,
+    cases=("world=3 group=1,2 x=4x3 spec=chunk(0)@1,2", "world=3 group=1,2 x=4x3 spec=chunk(0)@1,2 src=1"),
 )
 def scattered(x: FullTensor, spec: ShardingSpec, src: int = 0, group: Group = None):
     """_shard_tensor scatters the tensor of the source rank in the chunks of the spec, each to its rank."""
@@ -183,8 +181,7 @@ GRAD_LINES = (
     "sharded_tensor.trained",
     source=f"{SOURCE}, _shard_tensor, init_from_local_shards and the factories: requires_grad",
     control="world=2 x=4x3 spec=chunk(0)@0,1 how=local",
-    sweep=texts(*(f"{line} how={how}" for how in REQUIRING_GRAD for line in GRAD_LINES)),
-    sweeps=len(REQUIRING_GRAD) * len(GRAD_LINES),
+    cases=[f"{line} how={how}" for how in REQUIRING_GRAD for line in GRAD_LINES],
 )
 def trained(
     x: FullTensor, spec: ShardingSpec, boxes: OwnBoxes, how: Annotated[Any, ChoiceField(REQUIRING_GRAD)], rank: Rank
@@ -271,8 +268,7 @@ RESHARDS = (
     "sharded_tensor.reshard",
     source=f"{SOURCE}, ShardedTensor.reshard",
     control="world=2 x=4x4 spec=chunk(0)@0,1 respec=chunk(1)@0,1",
-    sweep=texts(*RESHARDS),
-    sweeps=len(RESHARDS),
+    cases=RESHARDS,
     draw=lambda limits: spec_cases(limits, chunks=True, with_respec=True),
     draws=60,
     features=reshard_features,

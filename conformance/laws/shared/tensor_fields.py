@@ -144,12 +144,10 @@ class PartField(Field):
     """One attribute of the field ``x``, which need not be a valid layout."""
 
     takes = TensorField.takes
+    reads = ("x",)
 
     def __init__(self, part: Literal["shape", "stride", "dtype", "placements"]) -> None:
         self.part = part
-
-    def fields(self, name: str) -> tuple[str, ...]:
-        return ("x",)
 
     def read(self, case: Case, name: str) -> Any:
         spec = case.tensor("x")
