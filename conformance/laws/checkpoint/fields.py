@@ -113,7 +113,7 @@ class WriterField(Field):
 
     takes = "options of a writer"
     always = True
-    reads = WRITER_FIELDS
+    reads: tuple[str, ...] = WRITER_FIELDS
 
     def __init__(self, extra: Callable[[Case], Mapping[str, Any]] = lambda case: {}) -> None:
         self.extra = extra
