@@ -32,6 +32,9 @@ class Reporter:
     def on_run_begin(self, run: RunState) -> None:
         self.terminal.on_run_begin(run.laws, run.planned())
 
+    def on_scouted(self, law_id: str) -> None:
+        self.terminal.on_scouted(law_id)
+
     def on_law_begin(self, law_id: str) -> None:
         self.terminal.on_law_begin(law_id)
 

@@ -64,7 +64,7 @@ class Terminal:
         self.console = make_console(file or standard_output())
         self._folder = folder
         self._shares: dict[str, float] = {}
-        self._laws = self._laws_done = self._cases = self._new = self._expected = 0
+        self._laws = self._laws_done = self._cases = self._scouted = self._new = self._expected = 0
         self._done_share = 0.0
         self._worst = self._activity = ""
         self._worst_rank = len(SEVERITY)
@@ -93,9 +93,15 @@ class Terminal:
         self._print(Text(f"{count_noun(self._laws, 'law')}, up to {planned:,} cases"))
         self._start = self._last_refresh = time.monotonic()
 
+    def on_scouted(self, law_id: str) -> None:
+        """A case was tried before the turn of its law."""
+        self._scouted += 1
+        self._activity = f"of each law a few cases, now {law_id}"
+        self._refresh()
+
     def on_law_begin(self, law_id: str) -> None:
         """A law's turn begins."""
-        self._activity = law_id
+        self._scouted, self._activity = 0, law_id
         self._refresh(now=self.console.is_terminal)
 
     def on_case(self) -> None:
@@ -149,14 +155,16 @@ class Terminal:
 
     def _line(self) -> Text:
         spent = time.monotonic() - self._start
-        rate = self._cases / spent if spent > 1 else 0.0
+        cases = self._scouted or self._cases
+        rate = cases / spent if spent > 1 else 0.0
         pace = f", {rate:.0f}/s" if rate >= 1 else ""
-        counts = f"{count_noun(self._cases, 'case')}{pace}, {self._new} new, {self._expected} expected"
+        counts = f"{count_noun(cases, 'case')}{pace}, {self._new} new, {self._expected} expected"
         remaining = ""
         if spent >= ESTIMATE_SECONDS and ESTIMATE_SHARE <= self._done_share < 1:
             remaining = f", {_approximate_time(spent * (1 - self._done_share) / self._done_share)} left"
         worst = f"; worst: {self._worst}" if self._worst else ""
-        return Text(f"[{spent:4.0f} s{remaining}] {min(self._laws_done + 1, self._laws)}/{self._laws} {self._activity}: {counts}{worst}")
+        turn = "" if self._scouted else f"{min(self._laws_done + 1, self._laws)}/{self._laws} "
+        return Text(f"[{spent:4.0f} s{remaining}] {turn}{self._activity}: {counts}{worst}")
 
     def _refresh(self, now: bool = False) -> None:
         moment = time.monotonic()

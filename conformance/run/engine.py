@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
     from shardlaw.conformance.law.target import Target
     from shardlaw.conformance.run.law_run import LawRun
+    from shardlaw.conformance.run.search import Plan
     from shardlaw.conformance.world import Pool
 
 LAWS_AHEAD = 4  # for each world of one size; their cases are sent before their turn
@@ -70,21 +71,21 @@ class Run(RunState):
         listener.on_run_begin(self)
         self._is_one_chapter = len({law.chapter for law in laws}) == 1
         self._law_runs_ahead: dict[str, LawRun] = {}
-        self._first_law = ""  # the law whose control :meth:`scout` found to deviate
+        self._first_law = ""  # the law that :meth:`scout` found to deviate
         self._last_turn_end = self.clock
         self._last_write = self._write_seconds = 0.0
 
     def scout(self) -> None:
-        """If the run stops at its first finding, find a law whose control deviates and put it, with that case, first."""
-        from shardlaw.conformance.run.scout import find_deviating_control
+        """If the run stops at its first finding, find a law that deviates and put it, with the case that does, first."""
+        from shardlaw.conformance.run.scout import Scout
         from shardlaw.conformance.world import WorldError
 
         request = self.request
         if not request.exitfirst or request.budget is not None or request.shard != (1, 1) or self.certified is not None:
             return
-        laws = [law for law in self.laws if self._why_untested(law) is None]
+        plans = [self._plan(self.results[law.id].law) for law in self.laws if self._why_untested(law) is None]
         try:
-            wrong = find_deviating_control(self, laws, self.pool, self.limits.most)
+            wrong = Scout(self, self.pool, self.listener).find_deviation(plans)
         except WorldError:  # try_law reports it
             return
         if wrong is not None:
@@ -138,17 +139,23 @@ class Run(RunState):
     def _make_law_run(self, law: Law) -> LawRun | None:
         """Create the :class:`LawRun` of a law; ``None`` if the law cannot be tried, with the reason in its result."""
         from shardlaw.conformance.run.law_run import LawRun
-        from shardlaw.conformance.run.search import Plan
 
         result = self.results[law.id]
         law, result.reason = result.law, self._why_untested(law)  # result.law has the refusals of the installed torch
         if result.reason is not None:
             return None
+        seconds = self._law_seconds(law) if self.request.budget else float("inf")
+        return LawRun(self, self.pool, self.listener, self.add_finding, self._plan(law), seconds)
+
+    def _plan(self, law: Law) -> Plan:
+        from shardlaw.conformance.law.features.features import features_of
+        from shardlaw.conformance.run.search import Plan
+
         share = law_share(law, self.request, is_one_chapter=self._is_one_chapter)
         plan = Plan.for_law(law, self.limits, self.request.seed, self.request.profile, self.request.shard, share)
+        plan.is_covered = lambda case: self.expectations.covers(case, features_of(case, law))
         plan.certified_cases = self.certified.laws[law.id] if self.certified is not None else None
-        seconds = self._law_seconds(law) if self.request.budget else float("inf")
-        return LawRun(self, self.pool, self.listener, self.add_finding, plan, seconds)
+        return plan
 
     def _why_untested(self, law: Law) -> str | None:
         missing = sorted(set(law.needs) & self.limits.cannot)

@@ -15,7 +15,7 @@ its case holds and no other case matched it. Of the drawn cases that entries cov
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,12 +107,18 @@ class Expectations:
 
     def skip_entry(self, case: Case, features: AbstractSet[str]) -> Entry | None:
         """The entry that expects a case to hang or crash and was hit often enough. The case is then counted as a deviation of the entry."""
-        for entry in self._of_law.get(case.law, ()):
-            if entry.kind in COSTLY_KINDS and not entry.at and entry.hits >= HITS_BEFORE_SKIPPED and entry.covers(case, features):
+        for entry in self.costly_entries(case, features):
+            if entry.hits >= HITS_BEFORE_SKIPPED:
                 self.count_case(case, features)
                 entry.deviated[case.law] += 1
                 return entry
         return None
+
+    def costly_entries(self, case: Case, features: AbstractSet[str]) -> Iterator[Entry]:
+        """Yield the entries that expect a case to hang or crash."""
+        for entry in self._of_law.get(case.law, ()):
+            if entry.kind in COSTLY_KINDS and not entry.at and entry.covers(case, features):
+                yield entry
 
     def covers(self, case: Case, features: AbstractSet[str]) -> bool:
         """Whether an entry with features or conditions, and without ``at``, covers a case, whatever its verdict."""

@@ -79,7 +79,6 @@ class LawRun:
         self._listener = listener
         self._add = add
         self._plan = plan
-        plan.is_covered = lambda case: run.expectations.covers(case, features_of(case, plan.law))
         self._seconds = seconds
         self._reuses_plans = reuses_plans(plan.law, run.request.profile)
         self._fed = False
@@ -148,6 +147,9 @@ class LawRun:
             self._record(_JudgedCase(verdict, features, is_drawn, number))
 
         self._pending += 1
+        if (scouted := self._run.scouted.pop(case, None)) is not None:
+            on_verdict(scouted)
+            return
         self._pool.submit(self.law, case, on_verdict, reuse=self._reuses_plans)
 
     def begin_turn(self) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.law import Law
+from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import find
-from shardlaw.conformance.run.scout import MAX_PENDING, find_deviating_control, interleave_families
+from shardlaw.conformance.run.scout import MAX_PENDING, PARTS, Scout, cases_in_turn, interleave_families
+from shardlaw.conformance.run.search import Plan
 
 LAWS = [find(law) for law in ("redistribute.same", "op.forward[neg]", "op.forward[abs]", "op.backward[neg]", "layout.full")]
 PLANTED = """
@@ -37,44 +38,118 @@ def plant():
 
 
 class Ranks:
-    """A pool whose ranks find these laws wrong, and that answers once it is waited for."""
+    """A pool whose ranks find cases wrong, and that answers once it is waited for."""
 
-    def __init__(self, wrong: set[str]) -> None:
-        self.wrong = wrong
-        self.fed: list[str] = []
+    def __init__(self, is_wrong: Callable[[Case], str]) -> None:
+        self.is_wrong = is_wrong
+        self.fed: list[Case] = []
         self.waiting: list[Callable[[], None]] = []
 
     def submit(self, law: Law, case: Case, on_verdict: Callable[[Verdict], None], *, reuse: bool) -> None:
-        verdict = Verdict(case, "deviates", "wrong-value", "x") if law.id in self.wrong else Verdict(case, "held")
-        self.fed.append(law.id)
-        self.waiting.append(lambda: on_verdict(verdict))
+        status = self.is_wrong(case) or "held"
+        self.fed.append(case)
+        self.waiting.append(lambda: on_verdict(Verdict(case, status, "wrong-value" if status == "deviates" else "", "x")))
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
         while not is_done():
             self.waiting.pop(0)()
 
 
-def found(ranks: Ranks, laws: list[Law] = LAWS, known: str = "") -> Case | None:
-    expectations = SimpleNamespace(match_verdict=lambda law, verdict: law.id if law.id == known else None)
-    run: Any = SimpleNamespace(expectations=expectations, request=SimpleNamespace(profile="smoke"))
+class Known:
+    """Expectations that cover what deviates of one law, of another perhaps, and cases of a third that would cost a world."""
+
+    def __init__(self, known: str = "", doubtful: str = "", costly: str = "") -> None:
+        self.known, self.doubtful, self.costly = known, doubtful, costly
+
+    def match_verdict(self, law: Law, verdict: Verdict) -> str | None:
+        return law.id if law.id == self.known else None
+
+    def needs_trace(self, law: Law, verdict: Verdict) -> bool:
+        return law.id == self.doubtful
+
+    def costly_entries(self, case: Case, features: object) -> list[str]:
+        return [case.law] if case.law == self.costly else []
+
+
+def plans_of(laws: list[Law]) -> list[Plan]:
+    return [Plan.for_law(law, Limits(), 0, "smoke") for law in laws]
+
+
+def found(ranks: Ranks, laws: list[Law] = LAWS, supported: frozenset[str] = frozenset(), **known: str) -> Case | None:
+    request, listener = SimpleNamespace(profile="smoke"), SimpleNamespace(on_scouted=lambda law: None)
+    run: Any = SimpleNamespace(expectations=Known(**known), request=request, supported=supported, scouted={})
     pool: Any = ranks
-    return find_deviating_control(run, laws, pool, 4)
+    wrong = Scout(run, pool, listener).find_deviation(plans_of(laws))  # type: ignore[arg-type]
+    assert set(run.scouted) <= set(ranks.fed)
+    return wrong
+
+
+def of_laws(*wrong: str) -> Callable[[Case], str]:
+    return lambda case: "deviates" if case.law in wrong else ""
 
 
 def test_each_family_has_its_turn() -> None:
-    assert [law.id for law in interleave_families(LAWS)] == [LAWS[at].id for at in (0, 1, 3, 4, 2)]
+    assert [plan.law.id for plan in interleave_families(plans_of(LAWS))] == [LAWS[at].id for at in (0, 1, 3, 4, 2)]
 
 
-def test_the_first_control_that_deviates_is_told() -> None:
-    assert found(Ranks(set())) is None
-    assert found(Ranks({"op.forward[abs]", "layout.full"})) == Case.parse(LAWS[4].control)
-    assert found(Ranks({"layout.full"}), known="layout.full") is None
+def fed(law: Law) -> list[Case]:
+    """The cases of a law in a run of its own."""
+    cases: list[Case] = []
+    plans_of([law])[0].feed(lambda case, is_drawn: cases.append(case))
+    return cases
+
+
+def test_controls_come_first_and_then_a_tenth_of_each_law() -> None:
+    cases = [case for _, case in cases_in_turn(plans_of(LAWS))]
+    assert cases[: len(LAWS)] == [Case.parse(law.control) for law in LAWS]
+    first, second = fed(LAWS[0]), fed(LAWS[1])
+    assert cases[len(LAWS) :][: len(first[::PARTS]) + 1] == [*first[::PARTS], second[0]]
+    for law in LAWS:
+        assert sorted(case.text for case in cases[len(LAWS) :] if case.law == law.id) == sorted(case.text for case in fed(law))
+
+
+def test_a_law_whose_cases_cannot_be_made_keeps_no_other_from_its_turn() -> None:
+    def broken(limits: Limits) -> Iterator[Case]:
+        yield Case.parse(LAWS[4].control)
+        raise ValueError("not made")
+
+    plans = plans_of([replace(LAWS[4], sweep=broken), LAWS[0]])
+    laws = [case.law for _, case in cases_in_turn(plans)]
+    assert laws == [LAWS[4].id, LAWS[0].id, LAWS[4].id, *[LAWS[0].id] * len(fed(LAWS[0]))]
+
+
+def test_the_first_case_that_deviates_is_told() -> None:
+    assert found(Ranks(of_laws())) is None
+    assert found(Ranks(of_laws("op.forward[abs]", "layout.full"))) == Case.parse(LAWS[4].control)
+    assert found(Ranks(of_laws("layout.full")), known="layout.full") is None
+    last = fed(LAWS[4])[-1]
+    assert found(Ranks(lambda case: "deviates" if case == last else "")) == last
+
+
+def test_what_only_a_trace_tells_comes_after_what_is_wrong() -> None:
+    assert found(Ranks(of_laws("layout.full")), doubtful="layout.full") == Case.parse(LAWS[4].control)
+    assert found(Ranks(of_laws("layout.full", "op.forward[abs]")), doubtful="layout.full") == Case.parse(LAWS[2].control)
+
+
+def test_what_would_cost_a_world_has_its_turn_later() -> None:
+    ranks = Ranks(of_laws("layout.full"))
+    assert found(ranks, costly="layout.full") is None
+    assert {case.law for case in ranks.fed} == {law.id for law in LAWS[:4]}
+
+
+def test_a_law_that_was_supported_and_refuses_is_told() -> None:
+    def refuses(case: Case) -> str:
+        return "refused" if case.law == "layout.full" else ""
+
+    assert found(Ranks(refuses)) is None
+    wrong = found(Ranks(refuses), supported=frozenset({"layout.full"}))
+    assert wrong == next(case for case in fed(LAWS[4]) if case.text != LAWS[4].control)
 
 
 def test_no_more_is_tried_once_something_is_wrong() -> None:
-    laws = [replace(LAWS[0], id=f"redistribute.same{at}") for at in range(3 * MAX_PENDING)]
-    ranks = Ranks({laws[0].id})
-    assert found(ranks, laws) is not None
+    ranks = Ranks(of_laws(LAWS[0].id))
+    assert sum(map(len, map(fed, LAWS))) > 2 * MAX_PENDING
+    assert found(ranks) == Case.parse(LAWS[0].control)
     assert len(ranks.fed) == MAX_PENDING
 
 
