@@ -107,7 +107,8 @@ def draw_scaled(draw: st.DrawFn, limits: Limits) -> Case:
 
 
 def features_scaled(case: Case) -> set[str]:
-    layouts = {str(case.tensor(name).placements) for name in NAMES if name in case}
+    together = "apart" not in case and "plain" not in case  # one call is given DTensors of several placements
+    layouts = {str(case.tensor(name).placements) for name in NAMES if name in case and together}
     return {"module", "scaled-loss", "repeated", "edge"} | ({"unlike-placements"} if len(layouts) > 1 else set())
 
 
