@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from shardlaw.reference.notation import Shape
 
@@ -90,6 +90,18 @@ class Tied(nn.Module):
 
     def forward(self, x: torch.Tensor) -> object:
         return self.out(self.tok(x))
+
+
+class TiedByName(nn.Module):
+    """An embedding whose weight the model uses once more, under a name of its own."""
+
+    def __init__(self, sizes: Shape, bias: bool = True) -> None:
+        super().__init__()
+        self.tok = nn.Embedding(sizes[0], sizes[1])
+        self.table = self.tok.weight
+
+    def forward(self, x: torch.Tensor) -> object:
+        return linear(self.tok(x), self.table)
 
 
 class Attention(nn.Module):
@@ -247,6 +259,7 @@ ZOO: Mapping[str, ZooModel] = {
     "stacked": ZooModel(Stacked, (0,), (0,)),
     "norm": ZooModel(Normed, (0,), (1,), sequences=True),
     "tied": ZooModel(Tied, (0,), (0,), tokens=True, sequences=True),
+    "tied-by-name": ZooModel(TiedByName, (0,), (0,), tokens=True, sequences=True),
     "attention": ZooModel(Attentive, (0, 1), (0, 1), sequences=True),
     "transformer": ZooModel(Transformer, (2,), (2,), tokens=True, sequences=True),
 }

@@ -219,6 +219,18 @@ OBJECT_CALLS = Literal[
     "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list"
 ]
 LISTS = ("broadcast_object_list", "send_object_list")  # take lists of any length
+# members whose ranks in the group are not those in the world
+OBJECT_CASES = (
+    "mesh=2@1,2 call=all_gather_object values=number.text",
+    "mesh=2@1,2 call=gather_object values=text.nothing root=1",
+    "mesh=2@1,2 call=gather_object values=nested.number root=1 by=position",
+    "mesh=2@1,2 call=broadcast_object_list values=text.number root=1",
+    "mesh=2@1,2 call=scatter_object_list values=empty.number root=1 by=position",
+    "mesh=2@1,2 call=send_object_list values=number.text",
+    "mesh=2@0,2 call=send_object_list values=tensor.nothing root=1 by=position",
+    "mesh=2@1,2 call=send_object_list values=text.number batched=1",
+    "mesh=2@1,2 call=send_object_list values=large.number root=1 by=position batched=1 count=3",
+)
 
 
 class ValuesField(Field):
@@ -252,6 +264,7 @@ def draw_objects(draw: st.DrawFn, limits: Limits) -> Case:
     "mesh=2 call=all_gather_object values=nested.large",
     needs=("object_collectives", "p2p"),
     features=lambda case: draws.features_of_call(case) | {"objects"},
+    cases=OBJECT_CASES,
     draw=draw_objects,
     draws=40,
     members=True,
@@ -264,6 +277,7 @@ def objects(
     root: int = 0,
     by: Literal["position", "anyone"] | None = None,
     count: int = 2,
+    batched: bool = False,
 ):
     """Collectives of objects deliver values of any type and size unchanged, and tell a receiver who sent them."""
     at, size = dist.get_rank(group), dist.get_world_size(group)
@@ -298,9 +312,9 @@ def objects(
     else:
         with apart(group, by):
             if at == root:
-                dist.send_object_list(row, group=group, **peer("dst", to))
+                dist.send_object_list(row, group=group, use_batch=batched, **peer("dst", to))
             elif at == to:
-                sender = dist.recv_object_list(got, group=group, **peer("src", root))
+                sender = dist.recv_object_list(got, group=group, use_batch=batched, **peer("src", root))
         want = row if at == to else got
     return {
         # texts also tell types, dtypes and the elements of these small tensors

@@ -1,7 +1,7 @@
 """The law of ranks that share gradients through a hook, or train apart and average their parameters now and then.
 
 Fields of a case: ``way`` is how ranks share what they have learned; on a mesh of two dims, ranks along the last dim
-are those that share gradients among themselves.
+are those that share gradients among themselves. ``mixed`` has one layer in a lower precision than the other.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import (
     default_hooks,
@@ -55,6 +56,13 @@ CASES = (
     "mesh=2 way=noticed period=2",
     "mesh=2 way=bytes",
     "mesh=3 way=bytes-by-part",
+    "mesh=2@1,2 way=mean",
+    "mesh=2@1,2 way=half",
+    "mesh=2@0,2 way=half-wrapped",
+    "mesh=2@1,2 way=power",
+    "mesh=2@1,2 way=apart period=2",
+    "mesh=2 way=apart period=2 mixed=1",
+    "mesh=2 way=groups period=3 mixed=1",
 )
 
 
@@ -72,6 +80,11 @@ def read_inputs(case: Case) -> ByRank:
 
 
 # Plain torch, for acts
+
+
+def lower_one(model: Any) -> None:
+    """Have the first layer compute in float32."""
+    model.one.float().register_forward_pre_hook(lambda layer, given: (given[0].float(),))
 
 
 def loss_of(results: Sequence[torch.Tensor], way: str, place: int) -> torch.Tensor:
@@ -159,12 +172,17 @@ def averaged(
     way: Way,
     period: int = 1,
     start: int = 0,
+    mixed: bool = False,
 ):
     """A hook gives every rank the mean of the gradients, as exact as what it sends, and from a step on the mean of its
     own group. Ranks that train apart have the mean of their parameters, each of the same parameter, in every
     ``period``-th step from ``start`` on, in levels or of all ranks, and by an optimizer as by hand."""
+    if mesh.get_coordinate() is None:
+        return {}
     group = mesh.get_group() if mesh.ndim == 1 else None
     forward: Any = model
+    if mixed:
+        lower_one(model)
     if way.startswith("bytes"):
         model.float()
         inputs = [x.float() for x in inputs]
@@ -172,7 +190,7 @@ def averaged(
         forward = DistributedDataParallel(model, process_group=group)
         register_hook(forward, way, start, mesh)
     averager = make_averager(way, period, start, group) if way not in HOOKS or way == "local" else None
-    return take_steps(model, forward, inputs, way, averager, mesh.get_rank())
+    return take_steps(model, forward, inputs, way, averager, dist.get_rank(group))
 
 
 def means(tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
@@ -181,7 +199,11 @@ def means(tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
 
 
 @averaged.due
-def _(model, mesh: Mesh, inputs: list[list[torch.Tensor]], way: str, period: int, start: int, rank: Rank):
+def _(model, mesh: Mesh, inputs: list[list[torch.Tensor]], way: str, period: int, start: int, mixed: bool, rank: Rank):
+    if rank not in mesh.ranks:
+        return {}
+    if mixed:
+        lower_one(model)
     place, ranks = mesh.ranks.index(rank), range(len(mesh.ranks))
     names = [name for name, _ in model.named_parameters()]
     held = [{name: parameter.detach().clone() for name, parameter in model.named_parameters()} for _ in ranks]
@@ -211,6 +233,7 @@ def _(model, mesh: Mesh, inputs: list[list[torch.Tensor]], way: str, period: int
                     held[at][name] = mean
         steps.append(dict(held[place]))
     rounding = torch.float16 if way.startswith("half") else torch.float32 if way.startswith("power") else None
+    rounding = torch.float32 if mixed else rounding
     if way.startswith("bytes"):
         rounding, steps = torch.bfloat16, [{name: full.float() for name, full in step.items()} for step in steps]
     return {

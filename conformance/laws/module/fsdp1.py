@@ -6,7 +6,7 @@ first), ``orig`` whether the optimizer gets the original parameters, ``units`` w
 separately, ``clip`` the order of the norm by which gradients are clipped, ``host`` whether the full optimizer state is
 offloaded to the CPU, ``given`` in which container the model is given its input, to which it adds an entry, ``added``
 whether the gradients of all passes are added up before one step, shared after the last alone (``kept``) or after each
-(``shared``).
+(``shared``), ``turned`` whether weights lie by columns in memory.
 """
 
 from __future__ import annotations
@@ -63,6 +63,10 @@ CASES = (
     f"{MODEL} strategy=full units=yes added=kept",
     f"{MODEL} strategy=grad added=shared",
     "mesh=2x2 model=mlp dims=5x4x2 strategy=hybrid-grad added=kept clip=2.0 compute=float32",
+    "mesh=3 model=mlp dims=5x4x2 strategy=none",
+    "mesh=4 model=mlp dims=5x4x2 strategy=none orig=yes added=kept",
+    f"{MODEL} strategy=full turned=1",
+    f"{MODEL} strategy=grad orig=yes host=no turned=1",
 )
 STRATEGIES = {
     "full": "FULL_SHARD",
@@ -137,6 +141,7 @@ def fsdp1(
     compute: torch.dtype = torch.float64,
     given: Literal["list", "defaultdict"] | None = None,
     added: Literal["kept", "shared"] | None = None,
+    turned: bool = False,
 ):
     """A model under FullyShardedDataParallel has the dense outputs, clips by the dense norm of any order, and returns
     the full state dicts of the dense model and its optimizer, also where gradients of several passes are added up. It
@@ -144,6 +149,8 @@ def fsdp1(
     if mesh.get_coordinate() is None:
         return {}
     model.to(compute)
+    for parameter in model.parameters() if turned else ():
+        parameter.data = parameter.data.T.contiguous().T if parameter.ndim == 2 else parameter.data
     group = mesh.get_group() if mesh.ndim == 1 else None
     named = STRATEGIES.get(strategy)
     options: dict[str, Any] = {

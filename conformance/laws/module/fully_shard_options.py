@@ -364,7 +364,11 @@ SWEEPS = {
         "mesh=2x2 model=mlp dims=4x6x2 reshard=yes factor=2.0 compute=float32 reduce=float32",
         "mesh=2x1 model=mlp dims=4x6x2 reshard=yes factor=4.0 compute=float32 reduce=float32",
     ),
-    "shared": ("mesh=2 model=tied dims=5x3 reshard=yes units=1",),  # in groups of their own
+    "shared": (
+        "mesh=2 model=tied dims=5x3 reshard=yes units=1",  # in groups of their own
+        "mesh=2 model=tied-by-name dims=5x3 reshard=yes",
+        "mesh=3 model=tied-by-name dims=4x2 reshard=no",
+    ),
     "precision": (
         "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64",
         "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64 asks=late",

@@ -1,4 +1,9 @@
-"""The law of scaled losses: every rank skips the step if the gradient of one rank's shard overflows."""
+"""The law of scaled losses: every rank skips the step if the gradient of one rank's shard overflows.
+
+Fields of a case: ``odd`` is the element at the position ``at`` of the gradient of parameter ``in`` in the second step,
+``growth`` after how many steps the scale grows, ``apart`` whether each parameter has an optimizer of its own, and
+``plain`` whether ranks train their shards as plain tensors under FSDP's scaler, which shares what it finds.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,12 @@ from typing import Annotated, Any, cast
 import torch
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global, Near
-from shardlaw.conformance.law.fields import WordField
+from shardlaw.conformance.law.fields import Rank, WordField
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.arguments import DTensorValue, FromCase
 from shardlaw.conformance.laws.module.training import (
@@ -48,18 +54,40 @@ def read_overflowing_gradients(case: Case) -> list[list[DTensorValue | None]]:
     return rows
 
 
-def run_scaled_steps(parameters: Sequence[nn.Parameter], gradients: Any, device: str) -> list[dict[str, Any]]:
-    """Steps under a GradScaler: for each the unscaled gradients, the next scale, and the parameters."""
-    scaler = torch.amp.GradScaler(device, init_scale=4.0, growth_interval=1)
-    scaler.scale(torch.ones((), device=device))
-    optim, steps = torch.optim.SGD(parameters, lr=0.5, foreach=False), []
+# Plain torch, for acts
+
+
+def run_scaled_steps(scaler: Any, parameters: Sequence[nn.Parameter], gradients: Any, apart: bool) -> list[Any]:
+    """Steps under a scaler: for each the unscaled gradients, the next scale, and the parameters."""
+    scaler.scale(torch.ones((), device=parameters[0].device))
+    optims = [
+        torch.optim.SGD(some, lr=0.5, foreach=False)
+        for some in ([[one] for one in parameters] if apart else [parameters])
+    ]
+    steps = []
     for row in gradients:
         set_gradients(parameters, row)
-        scaler.unscale_(optim)
-        scaler.step(optim)
+        for optim in optims:
+            scaler.unscale_(optim)
+            scaler.step(optim)
         scaler.update()
         unscaled = [parameter.grad for parameter in parameters]
         steps.append({"unscaled": unscaled, "scale": scaler.get_scale(), "parameters": copied(parameters)})
+    return steps
+
+
+def run_plain_steps(scaler: Any, parameters: Sequence[Any], gradients: Any, apart: bool) -> list[Any]:
+    """The same of the shards of this rank, as tensors that have them."""
+    shards = [nn.Parameter(parameter.to_local().detach().clone()) for parameter in parameters]
+    steps = run_scaled_steps(scaler, shards, [[one.to_local() for one in row] for row in gradients], apart)
+    for step in steps:
+        for name in ("unscaled", "parameters"):
+            step[name] = [
+                DTensor.from_local(
+                    shard, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+                )
+                for shard, p in zip(step[name], parameters, strict=True)
+            ]
     return steps
 
 
@@ -79,15 +107,16 @@ def draw_scaled(draw: st.DrawFn, limits: Limits) -> Case:
 
 
 def features_scaled(case: Case) -> set[str]:
-    layouts = {str(case.tensor(name).placements) for name in NAMES if name in case}
+    together = "apart" not in case and "plain" not in case  # one call is given DTensors of several placements
+    layouts = {str(case.tensor(name).placements) for name in NAMES if name in case and together}
     return {"module", "scaled-loss", "repeated", "edge"} | ({"unlike-placements"} if len(layouts) > 1 else set())
 
 
 @law(
     "module.scaled",
     source=(
-        "torch.amp docs, GradScaler: unscale_, step and update; torch.optim: a DTensor takes part as its dense "
-        "tensor would"
+        "torch.amp docs, GradScaler: unscale_, step and update; docstring of ShardedGradScaler; torch.optim: a DTensor "
+        "takes part as its dense tensor would"
     ),
     control="mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 odd=inf in=a at=0",
     draw=draw_scaled,
@@ -99,20 +128,39 @@ def features_scaled(case: Case) -> set[str]:
         "mesh=2 a=4x3:S(0):float64 b=5:R:float64 odd=inf in=a at=4",
         "mesh=2 a=4x3:R:float64 b=5:S(0):float64 odd=inf in=b at=4",
         "mesh=2x2 a=4x3:S(0),S(1):float64 b=5:R,S(0):float64 odd=-inf in=b at=2",
+        "mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 odd=inf in=b at=4 growth=2",
+        "mesh=2 a=4x3:S(0):float64 b=5:S(0):float64 odd=nan in=b at=4 apart=1",
+        "mesh=3 a=4x3:S(0):float64 b=5:S(0):float64 odd=inf in=a at=11 plain=1",
+        "mesh=2@1,2 a=4x3:S(0):float64 b=5:S(0):float64 odd=nan in=b at=4 plain=1 growth=2",
+        "mesh=2@1,2 a=4x3:S(0):float64 b=5:R:float64 odd=inf in=b at=0 plain=1 apart=1",
     ),
     features=features_scaled,
     needs=NEEDS,
     weight=0.1,
 )
 def scaled(
-    parameters: Parameters, gradients: Annotated[list[Any], FromCase(read_overflowing_gradients, "in", "at", "odd")]
+    parameters: Parameters,
+    gradients: Annotated[list[Any], FromCase(read_overflowing_gradients, "in", "at", "odd")],
+    growth: int = 1,
+    apart: bool = False,
+    plain: bool = False,
 ):
-    """If a gradient overflows in the shard of one rank, every rank skips the step and lowers the scale."""
-    return {"steps": run_scaled_steps(parameters, gradients, parameters[0].device.type)}
+    """If a gradient overflows in the shard of one rank, every rank skips the step of its optimizer and lowers the
+    scale, which grows after as many steps as it was told without an overflow."""
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    mesh: Any = parameters[0].device_mesh
+    options = {"device": parameters[0].device.type, "init_scale": 4.0, "growth_interval": growth}
+    if not plain:
+        return {"steps": run_scaled_steps(torch.amp.GradScaler(**options), parameters, gradients, apart)}
+    if mesh.get_coordinate() is None:
+        return {}
+    scaler = ShardedGradScaler(**options, process_group=mesh.get_group())
+    return {"steps": run_plain_steps(scaler, parameters, gradients, apart)}
 
 
 @scaled.due
-def _(parameters: list[Global], gradients):
+def _(parameters: list[Global], gradients, growth: int, apart: bool, plain: bool, rank: Rank):
     def due(step: dict[str, Any]) -> dict[str, Any]:
         return {
             "unscaled": due_gradients(step["unscaled"], parameters),
@@ -120,5 +168,7 @@ def _(parameters: list[Global], gradients):
             "parameters": due_parameters(step["parameters"], parameters),
         }
 
-    steps = run_scaled_steps(*dense_copies(parameters, gradients), parameters[0].full.device.type)
-    return {"steps": [due(step) for step in steps]}
+    if plain and rank not in parameters[0].mesh.ranks:
+        return {}
+    scaler = torch.amp.GradScaler(parameters[0].full.device.type, init_scale=4.0, growth_interval=growth)
+    return {"steps": [due(step) for step in run_scaled_steps(scaler, *dense_copies(parameters, gradients), apart)]}

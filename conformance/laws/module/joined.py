@@ -25,7 +25,7 @@ from shardlaw.reference.notation import NotationError
 from shardlaw.strategies.modules import MLP, build_model, eighths
 
 DIMS, PASSES = (3, 4, 2), 2
-Way = Literal["method", "join", "held", "hook", "view", "unused", "optimizer"]
+Way = Literal["method", "join", "held", "hook", "view", "unused", "optimizer", "buffers"]
 CASES = (
     "mesh=2 counts=1,3 way=method",
     "mesh=3 counts=2,0,3 way=join divisor=active",
@@ -38,6 +38,8 @@ CASES = (
     "mesh=2 counts=1,3 way=optimizer",
     "mesh=2 counts=1,3 way=method throws=yes",
     "mesh=3 counts=3,2,2 way=join throws=yes",
+    "mesh=2 counts=1,3 way=buffers",
+    "mesh=3 counts=1,0,2 way=buffers",
 )
 
 
@@ -61,6 +63,11 @@ def read_inputs(case: Case) -> ByRank:
 
 
 # Plain torch, for acts
+
+
+def note_input(model: Any, given: tuple[Any, ...]) -> None:
+    """Add what a model is given to a buffer."""
+    model.seen += given[0].detach().sum(0)
 
 
 def joined(parallel: Any, optim: Any, way: str, divisor: str, throws: bool) -> Any:
@@ -104,13 +111,16 @@ def join(
     throws: bool = False,
 ):
     """Ranks that have fewer inputs than others join them: every rank has the parameters that training with all inputs
-    gives, where gradients are divided by the number of all ranks or of those that have inputs left. If ranks are to
-    stop instead, each does once the first has no more inputs."""
+    gives, where gradients are divided by the number of all ranks or of those that have inputs left, and the buffers of
+    the last rank. If ranks are to stop instead, each does once the first has no more inputs."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     if mesh.get_coordinate() is None:
         return {}
     group = mesh.get_group()
+    model.register_buffer("seen", torch.zeros(DIMS[0], dtype=torch.float64))
+    if way == "buffers":
+        model.register_forward_pre_hook(note_input)
     parallel = DistributedDataParallel(
         model, process_group=group, gradient_as_bucket_view=way == "view", find_unused_parameters=way == "unused"
     )
@@ -127,7 +137,7 @@ def join(
     except RuntimeError as error:
         if not throws or "exhausted" not in str(error):
             raise
-    return {"steps": len(done), "parameters": copied_parameters(model)}
+    return {"steps": len(done), "parameters": copied_parameters(model), "seen": model.seen}
 
 
 @join.due
@@ -144,4 +154,9 @@ def _(mesh: Mesh, model, inputs: list[Any], way: str, divisor: str, throws: bool
                 (model(x).square().sum() / (len(inputs) if divisor == "all" else len(active))).backward()
         optim.step()
     steps = min(counts) if throws else counts[mesh.ranks.index(rank)]
-    return {"steps": Of(steps), "parameters": {name: Near(full) for name, full in copied_parameters(model).items()}}
+    last = inputs[counts.index(max(counts))] if way == "buffers" else []
+    return {
+        "steps": Of(steps),
+        "parameters": {name: Near(full) for name, full in copied_parameters(model).items()},
+        "seen": Near(sum((x.sum(0) for _, x in last), torch.zeros(DIMS[0], dtype=torch.float64))),
+    }

@@ -5,6 +5,8 @@ in which order the stages run, ``mode`` that of their norms: in ``train`` their 
 what the last mesh dim does in each stage: data parallelism (``ddp``, ``fsdp``) or tensor parallelism (``tensor``).
 ``kept`` says that gradients are added up over the steps, ``turned`` that stages give what lies transposed in memory,
 ``once`` that there is one step.
+``beside`` says what is cut, or merged, beside the input: tensors that are given by name, whose specs come in the same
+order or in another (``otherwise``), or numbers that are added up.
 ``evaluated`` says what comes after them: the whole is evaluated by the same schedule without targets (``alike``), or by
 one without a loss, twice, with the same rows (``again``) or the second time with fewer (``fewer``); or it is evaluated
 with targets after each of them, before its gradients are used (``between``).
@@ -64,23 +66,34 @@ def draw_microbatches(draw: st.DrawFn, limits: Limits) -> Case:
         "mesh=2x2 x=8x3:S(0),S(0) chunks=2 dim=0",
         "mesh=2x2 x=4x6:S(1),S(0) chunks=3 dim=1",
         "mesh=2 x=4x6:S(1) chunks=2 dim=1",
+        "mesh=2 x=6x3:R chunks=3 dim=0 beside=named",
+        "mesh=2 x=4x3:R chunks=2 dim=0 beside=otherwise",
+        "mesh=2 x=5x3:R chunks=2 dim=0 beside=numbers",
     ),
-    features=lambda case: {"module"},
+    features=lambda case: {"module"} | ({f"beside:{case.get('beside')}"} if "beside" in case else set()),
     needs=NEEDS,
     weight=0.1,
 )
-def microbatches(x: DTensor, chunks: int, dim: int):
+def microbatches(x: DTensor, chunks: int, dim: int, beside: Literal["named", "otherwise", "numbers"] | None = None):
     """A DTensor that a pipeline splits into microbatches gives parts of the sizes of tensor_split, of which each rank
-    holds what their sizes and placements say; what is computed of them and merged is that of the whole tensor."""
+    holds what their sizes and placements say; what is computed of them and merged is that of the whole tensor. What
+    is given by name is split by the spec of its name, and what is to be summed is summed over all microbatches."""
     from torch.distributed.pipelining.microbatch import (
         TensorChunkSpec,
         merge_chunks,
         split_args_kwargs_into_chunks,
+        sum_reducer,
     )
 
-    split, _ = split_args_kwargs_into_chunks((x,), {}, chunks, (TensorChunkSpec(dim),))
+    table = torch.arange(4 * chunks**2, device=x.device).view(2 * chunks, 2 * chunks)
+    named: Any = {"rows": table, "columns": table} if beside in ("named", "otherwise") else {}
+    specs = {name: TensorChunkSpec(("rows", "columns").index(name)) for name in named}
+    if beside == "otherwise":
+        specs = dict(reversed(specs.items()))
+    split, given = split_args_kwargs_into_chunks((x,), named, chunks, (TensorChunkSpec(dim),), specs)
     parts = [part for (part,) in split]
-    merged = merge_chunks([part * 2 for part in parts], TensorChunkSpec(dim))
+    pairs = [(part * 2, torch.tensor(float(number + 1))) for number, part in enumerate(parts)]
+    merged, total = merge_chunks(pairs, (TensorChunkSpec(dim), sum_reducer))
     return {
         "sizes": [part.shape[dim] for part in parts],
         "local": [
@@ -89,17 +102,23 @@ def microbatches(x: DTensor, chunks: int, dim: int):
         ],
         "merged": merged,
         "stride": merged.stride(),
+        "total": total.item() if beside == "numbers" else None,
+        "given": [[part[name].tolist() for name in named] for part in given],
     }
 
 
 @microbatches.due
-def _(x: Global, chunks: int, dim: int):
+def _(x: Global, chunks: int, dim: int, beside: str | None):
     sizes = [part.shape[dim] for part in torch.tensor_split(x.full, chunks, dim)]
+    table = torch.arange(4 * chunks**2).view(2 * chunks, 2 * chunks)
+    named = (0, 1) if beside in ("named", "otherwise") else ()
     return {
         "sizes": sizes,
         "local": [Of(True, "wrong-layout")] * len(sizes),
         "merged": Claimed(x.full * 2, x.mesh),
         "stride": Of((x.full * 2).stride(), "wrong-metadata"),
+        "total": float(sum(range(chunks + 1))) if beside == "numbers" else None,
+        "given": [[table.tensor_split(chunks, at)[number].tolist() for at in named] for number in range(chunks)],
     }
 
 
@@ -270,16 +289,17 @@ def pipelined(
     pipeline = schedule_class(schedule)(stages, chunks, mse_loss)
     outs: list[Any] = []
     losses: list[list[Any]] = []
+    noted: list[Any] = []
     steps: list[Any] = []
     for step in range(1 if once else STEPS):
         x, target = batch(chunks, step, seed + 8 * part, mesh.device_type)
         if not kept:
             model.zero_grad()
-        losses.append([])
-        last = {"target": target, "losses": losses[-1]} if count - 1 in own else {}
+        last = {"target": target, "losses": noted} if count - 1 in own else {}
         outs.append(pipeline.step(*([x] if 0 in own else []), **last))
         if evaluated == "between":
             outs.append(pipeline.eval(*([x] if 0 in own else []), **last))
+        losses.append([*noted])
         steps.append(learned([model.stages[number] for number in own]))
     if evaluated in ("again", "fewer"):
         pipeline = schedule_class(schedule)(stages, chunks)
