@@ -6,7 +6,8 @@ about the graph (``unused``: parameters may be unused, ``static``: every step ha
 results the loss uses (``first`` alone, or ``apart``: both, in separate backward passes, or ``later``: one of each of
 two forward passes, which come before one backward pass), ``held`` how many passes under
 ``no_sync`` come before each synchronised one, ``nested``: each of them after another ``no_sync`` within it has ended,
-``buckets`` how gradients are put into buckets, ``composed``: the model itself is made to replicate.
+``buckets`` how gradients are put into buckets, ``composed``: the model itself is made to replicate. ``delayed`` has the
+gradients of the second layer wait for those of the first before they are shared, ``dtype`` is that of the parameters.
 """
 
 from __future__ import annotations
@@ -156,6 +157,8 @@ CASES = (
     "mesh=2 gives=tensor held=1 composed=1",
     "mesh=2 gives=tuple loss=later",
     "mesh=3 gives=own loss=later held=1 buckets=view",
+    "mesh=2 gives=tuple delayed=1 held=1",
+    "mesh=2 gives=tuple delayed=1 dtype=float64",
 )
 
 
@@ -167,7 +170,7 @@ def copied_gradients(model: nn.Module) -> dict[str, Any]:
     "module.replicated",
     source=(
         "torch.nn.parallel docs, DistributedDataParallel: gradients are averaged; find_unused_parameters, all tensors "
-        "contained in the return value; static_graph; no_sync"
+        "contained in the return value; static_graph; no_sync; delay_all_reduce_named_params"
     ),
     control=CASES[0],
     draw=draw_ddp,
@@ -186,9 +189,13 @@ def ddp(
     buckets: Literal["view", "small"] | None = None,
     nested: bool = False,
     composed: bool = False,
+    delayed: bool = False,
+    dtype: torch.dtype = torch.float32,
 ):
     """After each step every rank has the mean of all gradients, whatever the model returns, whatever of it the loss
-    uses, and however many passes under no_sync come before, after which it has the sum of its own."""
+    uses, however many passes under no_sync come before, after which it has the sum of its own, and whether or not some
+    gradients are to wait for others."""
+    model.to(dtype)
     options: dict[str, Any] = {
         "find_unused_parameters": graph == "unused",
         "static_graph": graph == "static",
@@ -196,6 +203,9 @@ def ddp(
     }
     if buckets == "small":
         options["bucket_cap_mb"] = 0.00001
+    if delayed:
+        options["delay_all_reduce_named_params"] = [(f"two.{name}", p) for name, p in model.two.named_parameters()]
+        options["param_to_hook_all_reduce"] = model.one.weight
     replicate: Any = compat.replicate if composed else DistributedDataParallel
     parallel, steps, held = replicate(model, process_group=mesh.get_group(), **options), [], []
     for passes in inputs:
@@ -208,7 +218,7 @@ def ddp(
                 if nested and not last:
                     with parallel.no_sync():
                         pass
-                backward(parallel, x, loss)
+                backward(parallel, x.to(dtype), loss)
             if not last:
                 held.append(copied_gradients(model))
         steps.append(copied_gradients(model))
@@ -216,17 +226,18 @@ def ddp(
 
 
 @ddp.due
-def _(model, mesh: Mesh, inputs: list[Any], loss: str, rank: Rank):
+def _(model, mesh: Mesh, inputs: list[Any], loss: str, dtype: torch.dtype, rank: Rank):
+    model.to(dtype)
     steps, held = [], list[Any]()
     for step in range(STEPS):
         model.zero_grad()
         for x in inputs[mesh.ranks.index(rank)][step][:-1]:
-            backward(model, x, loss)
+            backward(model, x.to(dtype), loss)
             held.append({name: None if grad is None else Near(grad) for name, grad in copied_gradients(model).items()})
         model.zero_grad()
         for rank_steps in inputs:
             for x in rank_steps[step]:
-                backward(model, x, loss)
+                backward(model, x.to(dtype), loss)
         grads = reduced_gradients(model)
         steps.append({name: None if grad is None else Near(grad / len(inputs)) for name, grad in grads.items()})
     return {"steps": steps, "held": held}

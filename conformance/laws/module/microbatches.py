@@ -5,11 +5,12 @@ in which order the stages run, ``mode`` that of their norms: in ``train`` their 
 what the last mesh dim does in each stage: data parallelism (``ddp``, ``fsdp``) or tensor parallelism (``tensor``).
 ``kept`` says that gradients are added up over the steps, ``turned`` that stages give what lies transposed in memory,
 ``once`` that there is one step.
-``beside`` says what is cut, or merged, beside the input: tensors that are given by name, whose specs come in the same
+``evaluated`` says what comes beside them: afterwards the whole is evaluated by the same schedule without targets
+(``alike``), or by one without a loss, twice, with the same rows (``again``) or the second time with fewer (``fewer``);
+or it is evaluated with targets after each of them, before its gradients are used (``between``), or before the first
+(``first``).
+``beside`` says what ``module.microbatches`` cuts, or merges, beside the input: tensors that are given by name, whose specs come in the same
 order or in another (``otherwise``), or numbers that are added up.
-``evaluated`` says what comes after them: the whole is evaluated by the same schedule without targets (``alike``), or by
-one without a loss, twice, with the same rows (``again``) or the second time with fewer (``fewer``); or it is evaluated
-with targets after each of them, before its gradients are used (``between``).
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def _(x: Global, chunks: int, dim: int, beside: str | None):
 
 Schedule = Literal["gpipe", "1f1b", "loops", "interleaved", "zero-bubble", "v", "dual-v"]
 Within = Literal["alone", "ddp", "fsdp", "tensor"]
-Evaluated = Literal["alike", "again", "fewer", "between"]
+Evaluated = Literal["alike", "again", "fewer", "between", "first"]
 WIDTH, STEPS = 4, 2
 SCHEDULE_CASES = (
     *(f"mesh=2 schedule={schedule} chunks=4" for schedule in get_args(Schedule)),
@@ -154,6 +155,8 @@ SCHEDULE_CASES = (
     "mesh=2 schedule=v chunks=4 evaluated=between",
     "mesh=2x2 schedule=zero-bubble chunks=4 within=ddp once=1",
     "mesh=2x2 schedule=interleaved chunks=4 within=ddp once=1",
+    "mesh=2 schedule=gpipe chunks=2 evaluated=first",
+    "mesh=2 schedule=interleaved chunks=2 evaluated=first",
 )
 
 
@@ -296,9 +299,10 @@ def pipelined(
         if not kept:
             model.zero_grad()
         last = {"target": target, "losses": noted} if count - 1 in own else {}
-        outs.append(pipeline.step(*([x] if 0 in own else []), **last))
-        if evaluated == "between":
-            outs.append(pipeline.eval(*([x] if 0 in own else []), **last))
+        methods = [pipeline.step, pipeline.eval] if evaluated == "between" else [pipeline.step]
+        if evaluated == "first" and step == 0:
+            methods.insert(0, pipeline.eval)
+        outs.extend(method(*([x] if 0 in own else []), **last) for method in methods)
         losses.append([*noted])
         steps.append(learned([model.stages[number] for number in own]))
     if evaluated in ("again", "fewer"):
@@ -340,7 +344,7 @@ def _(
         found = [[mse_loss(*pair) for pair in pairs] for pairs in results]
         torch.stack([loss for losses_of_part in found for loss in losses_of_part]).mean().backward()
         is_last = count - 1 in own
-        for _ in range(2 if evaluated == "between" else 1):
+        for _ in range(2 if evaluated == "between" or (evaluated == "first" and step == 0) else 1):
             outs.append(Near(torch.cat([out for out, _ in results[part]]).detach()) if is_last else None)
         losses.append([Near(loss.detach()) for loss in found[part]] if is_last else [])
         stages = learned([model.stages[number] for number in own])
