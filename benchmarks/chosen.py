@@ -258,7 +258,7 @@ def choose(folders: Sequence[Path]) -> None:
         if case.name not in whole:
             chapters[case.chapter].append(case)
     taken = {case.text: case for its in chapters.values() for case in cover(its)}
-    limits, listed = _limits(), [case for its in chapters.values() for case in its]
+    limits, listed = smoke_limits(), [case for its in chapters.values() for case in its]
     taken |= {case.text: case for case in tables(listed, limits)}
     taken |= {case.text: case for case in sharded_operands(listed, set(taken))}
     taken |= {case.text: case for case in cut_dims(listed, set(taken))}
@@ -288,7 +288,8 @@ def choose(folders: Sequence[Path]) -> None:
         print(f"{chapter}: {len(its)} cases, {spent:.0f} CPU-seconds; chosen {len(chosen)}, {kept:.0f}", file=sys.stderr)
 
 
-def _limits() -> Limits:
+def smoke_limits() -> Limits:
+    """Those of a smoke run on the CPU."""
     target = find_target("gloo", None, None, DEFAULT_WORLD)
     return Limits(DEFAULT_WORLD, target.dtypes, frozenset(target.cannot), LARGER_WORLD)
 

@@ -1,24 +1,22 @@
-"""With ``-x`` a run first tries cases of all laws in turn, to begin with a law that deviates: the control of each law, then every tenth of
-its cases, then the next of each ten. What a law's turn tries again has its verdict already."""
+"""With ``-x`` a run first tries cases of all laws in turn, to begin with a law that deviates: those that show most for their cost, then
+every tenth of each law, then the next of each ten. What a law's turn tries again has its verdict already."""
 
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shardlaw.conformance.compat import TorchMovedError
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
-from shardlaw.conformance.law.program.names import NoFunctionError
 from shardlaw.conformance.run.law_run import reuses_plans
+from shardlaw.conformance.run.shares import first_waves
 from shardlaw.conformance.run.supported import ENOUGH_REFUSED
 from shardlaw.conformance.world import signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from shardlaw.conformance.law.law import Law
     from shardlaw.conformance.law.verdict import Verdict
@@ -42,27 +40,37 @@ def interleave_families(plans: Sequence[Plan]) -> list[Plan]:
     return [plan for _, plan in sorted(zip(turns, plans, strict=True), key=itemgetter(0))]
 
 
-def cases_in_turn(plans: Sequence[Plan]) -> Iterator[tuple[Law, Case]]:
-    """Yield the control of each plan's law, then a tenth of the cases of each plan, then the next tenth; neighbours, which are alike, in
-    different tenths. A law whose cases the installed torch cannot make, or that raises, has no further ones: its turn says why."""
-    for plan in plans:
-        try:
-            yield plan.law, Case.parse(plan.law.control)
-        except (TorchMovedError, NoFunctionError):  # a control of what another torch has
-            continue
+def cases_in_turn(plans: Sequence[Plan], first: Mapping[str, Sequence[Collection[int]]]) -> Iterator[tuple[Law, Case]]:
+    """Yield the cases of the waves ``first``; then a tenth of the cases of each plan, its law's control among them, then the next tenth.
+    Neighbours, which are alike, are in different tenths. A law whose cases the installed torch cannot make, or that raises, has no
+    further ones: its turn says why."""
+    for wave in range(max(map(len, first.values()), default=0)):
+        for plan in plans:
+            indices = first[plan.law.id][wave] if plan.law.id in first else ()
+            yield from ((plan.law, case) for case in _made(plan.enumerated_at, indices))
     planned: list[tuple[Law, list[Case]]] = []
     for plan in plans:
-        cases = _cases(plan)
+        cases = [*_made(_control, plan), *_made(_all_cases, plan)]
         planned.append((plan.law, cases))
         yield from ((plan.law, case) for case in cases[::PARTS])
     for part in range(1, PARTS):
         yield from ((law, case) for law, cases in planned for case in cases[part::PARTS])
 
 
-def _cases(plan: Plan) -> list[Case]:
+def _made(make: Callable[[Any], list[Case]], of: Any) -> list[Case]:
+    try:
+        return make(of)
+    except Exception:
+        return []
+
+
+def _control(plan: Plan) -> list[Case]:
+    return [Case.parse(plan.law.control)]
+
+
+def _all_cases(plan: Plan) -> list[Case]:
     cases: list[Case] = []
-    with suppress(Exception):
-        plan.feed(lambda case, is_drawn: cases.append(case))
+    plan.feed(lambda case, is_drawn: cases.append(case))
     return cases
 
 
@@ -80,7 +88,8 @@ class Scout:
         """Try the cases of ``plans`` in turn; returns the first that deviates, not confirmed yet, or ``None``. The verdicts are in
         :attr:`RunState.scouted`."""
         run, tried = self._run, set[Case]()
-        for at, (law, case) in enumerate(cases_in_turn(interleave_families(plans))):
+        first = first_waves() if run.request.uses_smoke_shares else {}
+        for at, (law, case) in enumerate(cases_in_turn(interleave_families(plans), first)):
             signals.raise_if_stopped()
             if case.world > plans[0].limits.most or case in tried or any(run.expectations.costly_entries(case, features_of(case, law))):
                 continue

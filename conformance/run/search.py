@@ -15,7 +15,7 @@ import itertools
 import random
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -176,6 +176,11 @@ class Plan:
                     if not remaining:
                         break
             self.number = before + size
+
+    def enumerated_at(self, indices: Iterable[int]) -> list[Case]:
+        """The enumerated cases at these indices, without those that the enumerator does not have."""
+        cases = self.law.sweep(self.limits) if self.law.sweep is not None else []
+        return [cases[index] for index in sorted(indices) if index < len(cases)]
 
     def _in_shard(self, number: int) -> bool:
         """Whether the case with this number belongs to the shard. Decided by a hash: an enumerator's periodic pattern, or the first case of

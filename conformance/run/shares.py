@@ -4,12 +4,14 @@
 cost. The file has a line for each law: its id, the indices of enumerated cases (``0,4-7``, or ``-`` for none), which may be among those
 that profile ``ci`` adds, and the number of cases to draw. Indented below stand cases that were drawn when the file was written. A law
 without a line gets all cases of its profile, and so does every law in a run that selects laws.
+
+``python -m benchmarks.first`` writes ``profiles/first.txt`` from the same: which of these a run with ``-x`` tries first.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 SCALE = {"smoke": 1, "ci": 8, "nightly": 60}  # how many times the cases of smoke
 SMOKE_FILE = Path(__file__).parents[1] / "profiles" / "smoke.txt"
+FIRST_FILE = SMOKE_FILE.with_name("first.txt")
 
 
 @dataclass(frozen=True)
@@ -73,20 +76,46 @@ def parse_share(block: str) -> tuple[str, Share]:
     """Parse a law's id and share from what :func:`format_share` returns."""
     first, *cases = block.splitlines()
     law, ranges, draws = first.split()
-    indices: set[int] = set()
-    for part in ranges.split(",") if ranges != "-" else ():
-        start, _, last = part.partition("-")
-        indices.update(range(int(start), int(last or start) + 1))
-    return law, Share(max(indices, default=-1) + 1, float(draws), frozenset(indices), tuple(f"{law} {case.strip()}" for case in cases))
+    indices = _parse_ranges(ranges)
+    return law, Share(max(indices, default=-1) + 1, float(draws), indices, tuple(f"{law} {case.strip()}" for case in cases))
 
 
 def format_share(law: str, indices: Collection[int], draws: float, cases: Sequence[str] = ()) -> str:
     """The lines of a law in ``smoke.txt``; ``cases`` are texts."""
+    return "\n ".join([f"{law} {_format_ranges(indices)} {draws:.3g}", *(text.partition(" ")[2] for text in cases)])
+
+
+@cache
+def first_waves() -> dict[str, list[frozenset[int]]]:
+    """What ``first.txt`` says a smoke run of all laws with ``-x`` tries first: by law id, the indices of enumerated cases, wave by wave."""
+    return dict(parse_waves(line) for line in FIRST_FILE.read_text("utf-8").splitlines() if not line.startswith("#"))
+
+
+def parse_waves(line: str) -> tuple[str, list[frozenset[int]]]:
+    """Parse a law's id and waves from what :func:`format_waves` returns."""
+    law, *waves = line.split()
+    return law, [*map(_parse_ranges, waves)]
+
+
+def format_waves(law: str, waves: Iterable[Collection[int]]) -> str:
+    """The line of a law in ``first.txt``."""
+    return " ".join([law, *map(_format_ranges, waves)])
+
+
+def _parse_ranges(text: str) -> frozenset[int]:
+    """The indices of ``0,4-7``; none of ``-``."""
+    indices: set[int] = set()
+    for part in text.split(",") if text != "-" else ():
+        start, _, last = part.partition("-")
+        indices.update(range(int(start), int(last or start) + 1))
+    return frozenset(indices)
+
+
+def _format_ranges(indices: Collection[int]) -> str:
     runs: list[list[int]] = []
     for place in sorted(indices):
         if runs and runs[-1][1] == place - 1:
             runs[-1][1] = place
         else:
             runs.append([place, place])
-    ranges = ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs) or "-"
-    return "\n ".join([f"{law} {ranges} {draws:.3g}", *(text.partition(" ")[2] for text in cases)])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs) or "-"

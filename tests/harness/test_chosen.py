@@ -6,13 +6,25 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chosen import cover, later_calls, of_words, pending_operands
+from benchmarks.first import by_worth
 from benchmarks.measured import Tried
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.search import Plan
-from shardlaw.conformance.run.shares import SCALE, Share, format_share, full_share, law_share, parse_share, smoke_shares
+from shardlaw.conformance.run.shares import (
+    SCALE,
+    Share,
+    first_waves,
+    format_share,
+    format_waves,
+    full_share,
+    law_share,
+    parse_share,
+    parse_waves,
+    smoke_shares,
+)
 
 LAW = "layout.run-check"
 
@@ -53,6 +65,23 @@ def test_every_law_that_is_named_is_there_and_keeps_a_case() -> None:
         # a newer torch enumerates more
         assert share.sweeps <= most or (law.sweep is not None and len(law.sweep(Limits())) <= law.sweeps), law_id
         assert share.draws <= law.draws, law_id
+
+
+def test_what_is_tried_first_is_tried_at_all() -> None:
+    for law_id, waves in first_waves().items():
+        share = law_share(catalogue()[law_id], RunRequest())
+        indices = frozenset[int]().union(*waves)
+        assert indices, law_id
+        assert indices <= (share.indices if share.indices is not None else frozenset(range(share.sweeps))), law_id
+        assert parse_waves(format_waves(law_id, waves)) == (law_id, waves)
+
+
+def test_what_shows_most_for_its_cost_comes_first() -> None:
+    def case(text: str, seconds: float, *blocks: int) -> Tried:
+        return Tried(LAW, f"{LAW} {text}", "held", False, seconds, {*blocks})
+
+    wide, like_it, other, dear = case("a", 0.02, 1, 2, 3), case("b", 0.02, 1, 2), case("c", 0.02, 4), case("d", 2.0, 1, 2, 3, 4, 5)
+    assert [*by_worth([dear, like_it, other, wide])] == [wide, other, like_it, dear]
 
 
 def test_listed_cases_are_tried_where_the_target_has_their_dtypes() -> None:

@@ -9,8 +9,8 @@ what the last mesh dim does in each stage: data parallelism (``ddp``, ``fsdp``) 
 (``alike``), or by one without a loss, twice, with the same rows (``again``) or the second time with fewer (``fewer``);
 or it is evaluated with targets after each of them, before its gradients are used (``between``), or before the first
 (``first``).
-``beside`` says what ``module.microbatches`` cuts, or merges, beside the input: tensors that are given by name, whose specs come in the same
-order or in another (``otherwise``), or numbers that are added up.
+``beside`` says what ``module.microbatches`` cuts, or merges, beside the input: tensors that are given by name, whose
+specs come in the same order or in another (``otherwise``), or numbers that are added up.
 """
 
 from __future__ import annotations

@@ -1,0 +1,77 @@
+"""Orders the cases of a smoke run by what they show for their cost, for runs with ``-x``::
+
+    python -m benchmarks.first FOLDER [FOLDER ...] > conformance/profiles/first.txt
+
+FOLDER is what ``python -m benchmarks.chosen measure FOLDER`` left. A fault in a block of torch's source is taken to show in each case that
+enters the block with one of :data:`CHANCES`, all equally likely. The case comes first that finds most faults which the cases before it
+leave, for its cost; a call or law under what mesh dims do to its operands counts for :data:`SAID_WORTH` of a block, once. The file has the
+first cases, in waves of :data:`WAVES` cases.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice, pairwise
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.chosen import smoke_limits
+from benchmarks.measured import Tried, tried
+from shardlaw.conformance.laws import catalogue
+from shardlaw.conformance.run.request import RunRequest
+from shardlaw.conformance.run.shares import format_waves, law_share
+
+CHANCES = (0.03, 0.1, 0.3, 1.0)
+SAID_WORTH = 0.5
+WAVES = (250, 500, 1000, 2000)
+
+
+def by_worth(cases: Sequence[Tried]) -> Iterator[Tried]:
+    """Yield the cases, the one first that is expected to find most for its cost of what those before it left."""
+    number: dict[object, int] = {}
+    said = [np.array([number.setdefault(one, len(number)) for one in case.shows()], np.int64) for case in cases]
+    blocks = [np.array(sorted(case.blocks), np.int64) for case in cases]
+    unfound = np.ones((len(CHANCES), 1 + max((int(its[-1]) for its in blocks if len(its)), default=0)))
+    unsaid = np.full(len(number), SAID_WORTH)
+    chances = np.array(CHANCES)[:, None]
+
+    def worth(at: int) -> float:
+        return -float((unfound[:, blocks[at]] * chances).sum() + unsaid[said[at]].sum()) / cases[at].cost
+
+    queue = [(worth(at), at) for at in range(len(cases))]
+    heapq.heapify(queue)
+    while queue:
+        _, at = heapq.heappop(queue)
+        now = worth(at)
+        if queue and now > queue[0][0]:  # others are worth more by now
+            heapq.heappush(queue, (now, at))
+            continue
+        unfound[:, blocks[at]] *= 1 - chances
+        unsaid[said[at]] = 0
+        yield cases[at]
+
+
+def main(folders: Sequence[Path]) -> None:
+    """Print the waves of all laws."""
+    limits, request = smoke_limits(), RunRequest()
+    places: dict[str, tuple[str, int]] = {}
+    for law_id, law in catalogue().items():
+        share = law_share(law, request)
+        swept = islice(law.sweep(limits), share.sweeps) if law.sweep is not None else ()
+        places |= {case.text: (law_id, at) for at, case in enumerate(swept) if share.indices is None or at in share.indices}
+    first = list(islice(by_worth([case for case in tried(folders) if case.text in places]), sum(WAVES)))
+    ends = [0, *accumulate(WAVES)]
+    waves = [[places[case.text] for case in first[start:end]] for start, end in pairwise(ends)]
+    print("# What a smoke run of everything with -x tries first: of each law the places of enumerated cases, wave by wave.")
+    print("# Made by python -m benchmarks.first.")
+    for law_id in sorted({law for wave in waves for law, _ in wave}):
+        print(format_waves(law_id, [[at for law, at in wave if law == law_id] for wave in waves]))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("benchmarks.first: no folder: python -m benchmarks.first FOLDER [FOLDER ...]")
+    main([*map(Path, sys.argv[1:])])
