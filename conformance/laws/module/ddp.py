@@ -204,8 +204,9 @@ def ddp(
     if buckets == "small":
         options["bucket_cap_mb"] = 0.00001
     if delayed:
-        options["delay_all_reduce_named_params"] = [(f"two.{name}", p) for name, p in model.two.named_parameters()]
-        options["param_to_hook_all_reduce"] = model.one.weight
+        second = [(name, p) for name, p in model.named_parameters() if name.startswith("two.")]
+        options["delay_all_reduce_named_params"] = second
+        options["param_to_hook_all_reduce"] = model.get_parameter("one.weight")
     replicate: Any = compat.replicate if composed else DistributedDataParallel
     parallel, steps, held = replicate(model, process_group=mesh.get_group(), **options), [], []
     for passes in inputs:

@@ -149,13 +149,13 @@ def scaled(
     scale, which grows after as many steps as it was told without an overflow."""
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-    mesh: Any = parameters[0].device_mesh
-    options = {"device": parameters[0].device.type, "init_scale": 4.0, "growth_interval": growth}
+    first: Any = parameters[0]
+    options: dict[str, Any] = {"device": first.device.type, "init_scale": 4.0, "growth_interval": growth}
     if not plain:
         return {"steps": run_scaled_steps(torch.amp.GradScaler(**options), parameters, gradients, apart)}
-    if mesh.get_coordinate() is None:
+    if first.device_mesh.get_coordinate() is None:
         return {}
-    scaler = ShardedGradScaler(**options, process_group=mesh.get_group())
+    scaler = ShardedGradScaler(**options, process_group=first.device_mesh.get_group())
     return {"steps": run_plain_steps(scaler, parameters, gradients, apart)}
 
 

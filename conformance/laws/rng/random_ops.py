@@ -99,10 +99,11 @@ def draw_certain(draw: st.DrawFn, limits: Limits) -> Case:
     features=features_random,
     draw=draw_certain,
     draws=40,
-    # probabilities that are pending sums, which no rank has alone, are seldom drawn
+    # seldom drawn: probabilities that are pending sums, which no rank has alone, and those of one row in several shards
     cases=(
         *(f"mesh=2 x=4x3:P(sum) call={call}" for call in ("bernoulli", "multinomial", "uniform_")),
         "mesh=2 x=4x3:S(0) call=multinomial-more",
+        "mesh=2 x=4x3:S(1) call=multinomial",
     ),
     needs=("all_gather", "all_reduce"),
     refusal="allowed",
