@@ -68,7 +68,7 @@ class Terminal:
         self._done_share = 0.0
         self._worst = self._activity = ""
         self._worst_rank = len(SEVERITY)
-        self._start = self._last_refresh = time.monotonic()
+        self._start = self._turns_start = self._last_refresh = time.monotonic()
         self._live: Live | None = None
 
     def show_request(self, request: RunRequest, target: Target) -> None:
@@ -91,17 +91,19 @@ class Terminal:
         by_count = {law.id: (law.sweeps + law.draws) / counts for law in laws} if counts else by_weight
         self._shares = {name: (by_weight[name] + by_count[name]) / 2 for name in by_weight}
         self._print(Text(f"{count_noun(self._laws, 'law')}, up to {planned:,} cases"))
-        self._start = self._last_refresh = time.monotonic()
+        self._start = self._turns_start = self._last_refresh = time.monotonic()
 
     def on_scouted(self, law_id: str) -> None:
         """A case was tried before the turn of its law."""
         self._scouted += 1
-        self._activity = f"of each law a few cases, now {law_id}"
+        self._activity = f"a few cases of each law, now {law_id}"
         self._refresh()
 
     def on_law_begin(self, law_id: str) -> None:
         """A law's turn begins."""
-        self._scouted, self._activity = 0, law_id
+        if self._scouted:
+            self._scouted, self._turns_start = 0, time.monotonic()
+        self._activity = law_id
         self._refresh(now=self.console.is_terminal)
 
     def on_case(self) -> None:
@@ -154,8 +156,8 @@ class Terminal:
             print_not_judged(report)
 
     def _line(self) -> Text:
-        spent = time.monotonic() - self._start
-        cases = self._scouted or self._cases
+        now = time.monotonic()
+        spent, cases = now - self._turns_start, self._scouted or self._cases
         rate = cases / spent if spent > 1 else 0.0
         pace = f", {rate:.0f}/s" if rate >= 1 else ""
         counts = f"{count_noun(cases, 'case')}{pace}, {self._new} new, {self._expected} expected"
@@ -164,7 +166,7 @@ class Terminal:
             remaining = f", {_approximate_time(spent * (1 - self._done_share) / self._done_share)} left"
         worst = f"; worst: {self._worst}" if self._worst else ""
         turn = "" if self._scouted else f"{min(self._laws_done + 1, self._laws)}/{self._laws} "
-        return Text(f"[{spent:4.0f} s{remaining}] {turn}{self._activity}: {counts}{worst}")
+        return Text(f"[{now - self._start:4.0f} s{remaining}] {turn}{self._activity}: {counts}{worst}")
 
     def _refresh(self, now: bool = False) -> None:
         moment = time.monotonic()

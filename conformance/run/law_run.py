@@ -147,7 +147,7 @@ class LawRun:
             self._record(_JudgedCase(verdict, features, is_drawn, number))
 
         self._pending += 1
-        if (scouted := self._run.scouted.pop(case, None)) is not None:
+        if (scouted := self._run.scouted.get(case)) is not None:
             on_verdict(scouted)
             return
         self._pool.submit(self.law, case, on_verdict, reuse=self._reuses_plans)

@@ -152,6 +152,24 @@ def test_plain_progress_comes_every_ten_seconds(run: FakeRun, monkeypatch: pytes
     assert f"first finding, 50 s after the start:\nwrong-value {finding().id}\n  {CASE.text}\n  rank 0: holds" in out.getvalue()
 
 
+def test_the_pace_of_turns_is_counted_from_the_first(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    out = io.StringIO()
+    terminal = Terminal("r", out)
+    terminal.on_run_begin([result.law for result in run.results.values()], 50)
+    for _ in range(30):
+        now += 1.0
+        terminal.on_scouted("mesh.copies")
+    terminal.on_law_begin("mesh.groups")
+    now += 11
+    for _ in range(22):
+        terminal.on_case()
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("[")]
+    assert lines[0] == "[  10 s] a few cases of each law, now mesh.copies: 10 cases, 1/s, 0 new, 0 expected"
+    assert lines[3] == "[  41 s] 1/5 mesh.groups: 1 case, 0 new, 0 expected"
+
+
 def test_progress_says_nothing_before_ten_seconds_of_cases_and_no_rate_of_none(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
