@@ -3,9 +3,9 @@
     python -m benchmarks.first FOLDER [FOLDER ...] > conformance/profiles/first.txt
 
 FOLDER is what ``python -m benchmarks.chosen measure FOLDER`` left. A fault in a block of torch's source is taken to show in each case that
-enters the block with one of :data:`CHANCES`, all equally likely. The case comes first that finds most faults which the cases before it
-leave, for its cost; a call or law under what mesh dims do to its operands counts for :data:`SAID_WORTH` of a block, once. The file has the
-first cases, in waves of :data:`WAVES` cases.
+enters the block with one of :data:`CHANCES`, all equally likely. The case comes first that is expected to find most of the faults which the
+cases before it may have missed, for its cost; a call or law under what mesh dims do to its operands counts as much as
+:data:`SAID_WORTH` blocks, once. The file has all enumerated cases, in waves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice, pairwise
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +25,8 @@ from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.shares import format_waves, law_share
 
 CHANCES = (0.03, 0.1, 0.3, 1.0)
-SAID_WORTH = 0.5
-WAVES = (250, 500, 1000, 2000)
+SAID_WORTH = 1.0
+FIRST_WAVES, WAVE = (250, 500), 1000  # cases
 
 
 def by_worth(cases: Sequence[Tried]) -> Iterator[Tried]:
@@ -62,10 +62,11 @@ def main(folders: Sequence[Path]) -> None:
         share = law_share(law, request)
         swept = islice(law.sweep(limits), share.sweeps) if law.sweep is not None else ()
         places |= {case.text: (law_id, at) for at, case in enumerate(swept) if share.indices is None or at in share.indices}
-    first = list(islice(by_worth([case for case in tried(folders) if case.text in places]), sum(WAVES)))
-    ends = [0, *accumulate(WAVES)]
-    waves = [[places[case.text] for case in first[start:end]] for start, end in pairwise(ends)]
-    print("# What a smoke run of everything with -x tries first: of each law the places of enumerated cases, wave by wave.")
+    ordered = by_worth([case for case in tried(folders) if case.text in places])
+    waves: list[list[tuple[str, int]]] = []
+    while wave := [places[case.text] for case in islice(ordered, ([*FIRST_WAVES, WAVE])[min(len(waves), len(FIRST_WAVES))])]:
+        waves.append(wave)
+    print("# In which order a smoke run of everything with -x tries the enumerated cases of all laws: their places, wave by wave.")
     print("# Made by python -m benchmarks.first.")
     for law_id in sorted({law for wave in waves for law, _ in wave}):
         print(format_waves(law_id, [[at for law, at in wave if law == law_id] for wave in waves]))

@@ -1,5 +1,5 @@
-"""With ``-x`` a run first tries cases of all laws in turn, to begin with a law that deviates: those that show most for their cost, then
-every tenth of each law, then the next of each ten. What a law's turn tries again has its verdict already."""
+"""With ``-x`` a run first tries cases of all laws in turn, to begin with a law that deviates: those that show most for their cost
+first. What a law's turn tries again has its verdict already."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from shardlaw.conformance.world import Pool
 
 MAX_PENDING = 64  # cases: enough to keep all worlds busy, few to wait for once one deviates
-PARTS = 10  # rounds in which the cases of a law are tried
+ALONE = 3  # waves before any other case
+PARTS = 10  # turns in which the other cases of a law are tried
 
 
 def interleave_families(plans: Sequence[Plan]) -> list[Plan]:
@@ -40,21 +41,22 @@ def interleave_families(plans: Sequence[Plan]) -> list[Plan]:
     return [plan for _, plan in sorted(zip(turns, plans, strict=True), key=itemgetter(0))]
 
 
-def cases_in_turn(plans: Sequence[Plan], first: Mapping[str, Sequence[Collection[int]]]) -> Iterator[tuple[Law, Case]]:
-    """Yield the cases of the waves ``first``; then a tenth of the cases of each plan, its law's control among them, then the next tenth.
-    Neighbours, which are alike, are in different tenths. A law whose cases the installed torch cannot make, or that raises, has no
-    further ones: its turn says why."""
-    for wave in range(max(map(len, first.values()), default=0)):
+def cases_in_turn(plans: Sequence[Plan], waves: Mapping[str, Sequence[Collection[int]]]) -> Iterator[tuple[Law, Case]]:
+    """Yield the cases of the first :data:`ALONE` waves; then with each further one a tenth of the cases of each plan that are in no wave.
+    Without waves these are all, and the control of each law. Neighbours, which are alike, are in different tenths. A law whose cases the
+    installed torch cannot make, or that raises, has no further ones: its turn says why."""
+    count = max(map(len, waves.values()), default=0)
+    alone = ALONE if count else 0
+    others: dict[str, list[Case]] = {}
+    for turn in range(max(count, alone + PARTS)):
         for plan in plans:
-            indices = first[plan.law.id][wave] if plan.law.id in first else ()
-            yield from ((plan.law, case) for case in _made(plan.enumerated_at, indices))
-    planned: list[tuple[Law, list[Case]]] = []
-    for plan in plans:
-        cases = [*_made(_control, plan), *_made(_all_cases, plan)]
-        planned.append((plan.law, cases))
-        yield from ((plan.law, case) for case in cases[::PARTS])
-    for part in range(1, PARTS):
-        yield from ((law, case) for law, cases in planned for case in cases[part::PARTS])
+            law, of_law = plan.law, waves.get(plan.law.id, ())
+            yield from ((law, case) for case in _made(plan.enumerated_at, of_law[turn] if turn < len(of_law) else ()))
+            if turn == alone:
+                in_waves = {*_made(plan.enumerated_at, frozenset[int]().union(*of_law))}
+                others[law.id] = [case for case in (*_made(_control, plan), *_made(_all_cases, plan)) if case not in in_waves]
+            if turn >= alone:
+                yield from ((law, case) for case in others[law.id][turn - alone :: PARTS])
 
 
 def _made(make: Callable[[Any], list[Case]], of: Any) -> list[Case]:
@@ -88,8 +90,8 @@ class Scout:
         """Try the cases of ``plans`` in turn; returns the first that deviates, not confirmed yet, or ``None``. The verdicts are in
         :attr:`RunState.scouted`."""
         run, tried = self._run, set[Case]()
-        first = first_waves() if run.request.uses_smoke_shares else {}
-        for at, (law, case) in enumerate(cases_in_turn(interleave_families(plans), first)):
+        waves = first_waves() if run.request.uses_smoke_shares else {}
+        for at, (law, case) in enumerate(cases_in_turn(interleave_families(plans), waves)):
             signals.raise_if_stopped()
             if case.world > plans[0].limits.most or case in tried or any(run.expectations.costly_entries(case, features_of(case, law))):
                 continue

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,8 +99,12 @@ def fed(law: Law) -> list[Case]:
     return cases
 
 
-def in_turn(plans: list[Plan], first: dict[str, list[frozenset[int]]] | None = None) -> list[Case]:
-    return [case for _, case in cases_in_turn(plans, first or {})]
+def in_turn(plans: list[Plan], waves: dict[str, list[frozenset[int]]] | None = None) -> list[Case]:
+    return [case for _, case in cases_in_turn(plans, waves or {})]
+
+
+def texts(cases: Iterable[Case]) -> list[str]:
+    return sorted(case.text for case in cases)
 
 
 def test_the_control_of_each_law_comes_with_a_tenth_of_its_cases() -> None:
@@ -108,15 +112,18 @@ def test_the_control_of_each_law_comes_with_a_tenth_of_its_cases() -> None:
     controls = [Case.parse(law.control) for law in LAWS]
     tenth = [controls[0], *first][::PARTS]
     assert cases[: len(tenth) + 1] == [*tenth, controls[1]]
-    assert sorted(case.text for case in cases) == sorted(case.text for case in [*controls, *(case for law in LAWS for case in fed(law))])
+    assert texts(cases) == texts([*controls, *(case for law in LAWS for case in fed(law))])
 
 
-def test_waves_come_before() -> None:
-    waves = {LAWS[1].id: [frozenset({3, 5}), frozenset({0})], LAWS[2].id: [frozenset(), frozenset({1, 10**6})]}
+def test_waves_come_first_and_the_others_with_the_later_ones() -> None:
+    nothing: frozenset[int] = frozenset()
+    waves = {LAWS[1].id: [frozenset({3, 5}), frozenset({0}), nothing, frozenset({1})], LAWS[2].id: [nothing, frozenset({1, 10**6})]}
+    waves[LAWS[2].id] += [nothing, nothing]
     plans = plans_of(LAWS)
+    first = [*plans[1].enumerated_at([3, 5]), *plans[1].enumerated_at([0]), *plans[2].enumerated_at([1]), *plans[1].enumerated_at([1])]
     cases = in_turn(plans, waves)
-    assert cases[:4] == [*plans[1].enumerated_at([3, 5]), *plans[1].enumerated_at([0]), *plans[2].enumerated_at([1])]
-    assert cases[4:] == in_turn(plans_of(LAWS))
+    assert cases[: len(first)] == first
+    assert texts(cases[len(first) :]) == texts(case for case in in_turn(plans_of(LAWS)) if case not in first)
 
 
 def test_a_law_whose_cases_cannot_be_made_keeps_no_other_from_its_turn() -> None:

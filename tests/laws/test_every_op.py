@@ -16,6 +16,7 @@ from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import find
 from shardlaw.conformance.report.reproducer import FaultInfo, render_reproducer
 from shardlaw.conformance.run import proof
+from shardlaw.conformance.run.law_run import reuses_plans
 from shardlaw.conformance.world import Pool
 from shardlaw.strategies.op_catalogue import OPS
 from tests.laws.planting import PLANT, UNSEEN, first_cases, in_folders, plantable
@@ -51,11 +52,12 @@ for _law in LAWS:
     BY_FAULT[fault_for(_law)].append(_law)
 
 
-def judge(pool: Pool, work: list[tuple[Law, Case]]) -> dict[str, list[Verdict]]:
-    """Verdicts by law."""
+def judge(pool: Pool, work: list[tuple[Law, Case]], *, reuse: bool) -> dict[str, list[Verdict]]:
+    """Verdicts by law; ``reuse``: as in the first pass of a smoke run."""
     said: dict[str, list[Verdict]] = defaultdict(list)
     for law, case in work:
-        pool.submit(law, case, lambda verdict: said[verdict.case.law].append(verdict))
+        again = reuse and reuses_plans(law, "smoke")
+        pool.submit(law, case, lambda verdict: said[verdict.case.law].append(verdict), reuse=again)
     pool.flush()
     return said
 
@@ -87,7 +89,7 @@ def faulty(named: Path) -> Iterator[Pool]:
 @pytest.mark.timeout(300)
 @pytest.mark.ranks
 def test_controls_hold(healthy: Pool) -> None:
-    said = judge(healthy, [(law, Case.parse(law.control)) for law in LAWS])
+    said = judge(healthy, [(law, Case.parse(law.control)) for law in LAWS], reuse=True)
     assert len(said) == len(LAWS)
     wrong = {law: verdict.message for law, (verdict,) in said.items() if verdict.status != "held"}
     assert {law: message for law, message in wrong.items() if law not in UNSUPPORTED} == {}
@@ -109,8 +111,8 @@ def test_planted_fault_is_seen_in_a_case_that_holds_without_it(fault: str, healt
         work = [
             (law, case) for law in left.values() for case in (more(law.id)[start - 1 : stop - 1] if start else [Case.parse(law.control)])
         ]
-        seen = [one for said in judge(faulty, work).values() for one in said if (one.kind or one.status) not in UNSEEN]
-        for said in judge(healthy, [(left[one.case.law], one.case) for one in seen]).values():
+        seen = [one for said in judge(faulty, work, reuse=False).values() for one in said if (one.kind or one.status) not in UNSEEN]
+        for said in judge(healthy, [(left[one.case.law], one.case) for one in seen], reuse=True).values():
             if any(verdict.status == "held" for verdict in said):
                 del left[said[0].case.law]
                 held = [verdict.case for verdict in said if verdict.status == "held"]

@@ -16,6 +16,7 @@ from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.report.reproducer import render_reproducer
 from shardlaw.conformance.run.entry import Entry
 from shardlaw.conformance.run.expectations import expectation_files, load
+from shardlaw.conformance.run.law_run import reuses_plans
 from shardlaw.conformance.world import Pool
 
 OTHER = not torch.__version__.startswith("2.13.")
@@ -35,7 +36,8 @@ def test_the_cases_of_expectations_do_what_they_say(part: int, pool: Pool) -> No
     said: dict[str, Verdict] = {}
     for entry in PARTS[part]:
         case = Case.parse(entry.case)
-        pool.submit(find(case.law), case, lambda verdict: said.__setitem__(verdict.case.text, verdict))
+        law = find(case.law)
+        pool.submit(law, case, lambda verdict: said.__setitem__(verdict.case.text, verdict), reuse=reuses_plans(law, "smoke"))
     pool.flush()
     wrong = []
     for entry in PARTS[part]:
