@@ -79,7 +79,7 @@ def run(
         int | None, typer.Option("-n", metavar="WORLDS", help="Worlds of one size side by side; default: as many as help.")
     ] = None,
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Limit for one case; default: the target's.")] = None,
-    exitfirst: Annotated[bool, typer.Option("-x", help="Stop at the first new finding; begin where a control deviates.")] = False,
+    exitfirst: Annotated[bool, typer.Option("-x", help="Stop at the first new finding; what shows most is tried first.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Only list the laws that would be tried.")] = False,
     certify: Annotated[
         str, typer.Option(metavar="PROFILE", help="Try a certified profile, such as collectives-2026.1: a frozen list of cases.")
