@@ -19,7 +19,6 @@ costs half. Drawn cases that are chosen are listed by their texts, and a third a
 
 from __future__ import annotations
 
-import heapq
 import re
 import sys
 from collections import defaultdict
@@ -32,7 +31,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.corners import MEMORIES, corners, words_of
-from benchmarks.measured import LOST, WORD, Tried, measure, tried
+from benchmarks.measured import LOST, WORD, Tried, best_first, measure, tried
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Law, Limits
@@ -78,20 +77,12 @@ def cover(cases: list[Tried]) -> list[Tried]:
     shown = np.split(flat, np.cumsum([len(one) for one in held])[:-1])
     missing = np.where(values < 0, SAID_WORTH, np.where(values < width, BLOCK_WORTH, 1.0))
 
-    def worth(at: int) -> float:
-        return -missing[shown[at]].sum() / cases[at].price
-
-    queue = [(worth(at), at) for at in range(len(cases))]
-    heapq.heapify(queue)
     taken = []
-    while queue:
-        _, at = heapq.heappop(queue)
-        now = worth(at)
-        if queue and now > queue[0][0]:  # others are worth more by now
-            heapq.heappush(queue, (now, at))
-        elif -now >= LEAST_WORTH:
-            missing[shown[at]] = 0
-            taken.append(cases[at])
+    for at, worth in best_first(len(cases), lambda at: missing[shown[at]].sum() / cases[at].price):
+        if worth < LEAST_WORTH:
+            break
+        missing[shown[at]] = 0
+        taken.append(cases[at])
     return taken
 
 

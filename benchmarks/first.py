@@ -10,7 +10,6 @@ cases before it may have missed, for its cost; a call or law under what mesh dim
 
 from __future__ import annotations
 
-import heapq
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.chosen import smoke_limits
-from benchmarks.measured import Tried, tried
+from benchmarks.measured import Tried, best_first, tried
 from shardlaw.conformance.laws import catalogue
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.shares import format_waves, law_share
@@ -39,16 +38,9 @@ def by_worth(cases: Sequence[Tried]) -> Iterator[Tried]:
     chances = np.array(CHANCES)[:, None]
 
     def worth(at: int) -> float:
-        return -float((unfound[:, blocks[at]] * chances).sum() + unsaid[said[at]].sum()) / cases[at].cost
+        return float((unfound[:, blocks[at]] * chances).sum() + unsaid[said[at]].sum()) / cases[at].cost
 
-    queue = [(worth(at), at) for at in range(len(cases))]
-    heapq.heapify(queue)
-    while queue:
-        _, at = heapq.heappop(queue)
-        now = worth(at)
-        if queue and now > queue[0][0]:  # others are worth more by now
-            heapq.heappush(queue, (now, at))
-            continue
+    for at, _ in best_first(len(cases), worth):
         unfound[:, blocks[at]] *= 1 - chances
         unsaid[said[at]] = 0
         yield cases[at]

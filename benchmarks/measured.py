@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -109,3 +110,17 @@ def tried(folders: Iterable[Path]) -> list[Tried]:
                 case.blocks.update(note.blocks.tolist())
         found |= new
     return list(found.values())
+
+
+def best_first(count: int, worth: Callable[[int], float]) -> Iterator[tuple[int, float]]:
+    """Yield the numbers below ``count``, each with what it is worth, the one first that is worth most by then. What is taken may only lower
+    the worth of the others; whoever asks for the next has noted what the last one shows."""
+    queue = [(-worth(at), at) for at in range(count)]
+    heapq.heapify(queue)
+    while queue:
+        _, at = heapq.heappop(queue)
+        now = worth(at)
+        if queue and -now > queue[0][0]:  # others are worth more by now
+            heapq.heappush(queue, (-now, at))
+        else:
+            yield at, now

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.ranks
 
 PAGE = (ROOT / "docs" / "library.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-# how long an example takes says something of the machine, not of the page; a few show that the page is right
+# how long an example takes says something of the machine, not of the page
 PATIENT = """from hypothesis import HealthCheck, settings
-settings.register_profile("patient", max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 """
 PROGRAMS = {"pytest": ["-m", "pytest", "-q", "-p", "no:cacheprovider"], "shardlaw": ["-m", "shardlaw"], "python": []}

@@ -9,8 +9,8 @@ what the last mesh dim does in each stage: data parallelism (``ddp``, ``fsdp``) 
 (``alike``), or by one without a loss, twice, with the same rows (``again``) or the second time with fewer (``fewer``);
 or it is evaluated with targets after each of them, before its gradients are used (``between``), or before the first
 (``first``).
-``beside`` says what ``module.microbatches`` cuts, or merges, beside the input: tensors that are given by name, whose
-specs come in the same order or in another (``otherwise``), or numbers that are added up.
+``beside`` says that ``module.microbatches`` splits tensors that are given by name too, whose specs come in the same
+order or in another (``otherwise``).
 """
 
 from __future__ import annotations
@@ -69,13 +69,12 @@ def draw_microbatches(draw: st.DrawFn, limits: Limits) -> Case:
         "mesh=2 x=4x6:S(1) chunks=2 dim=1",
         "mesh=2 x=6x3:R chunks=3 dim=0 beside=named",
         "mesh=2 x=4x3:R chunks=2 dim=0 beside=otherwise",
-        "mesh=2 x=5x3:R chunks=2 dim=0 beside=numbers",
     ),
-    features=lambda case: {"module"} | ({f"beside:{case.get('beside')}"} if "beside" in case else set()),
+    features=lambda case: {"module"},
     needs=NEEDS,
     weight=0.1,
 )
-def microbatches(x: DTensor, chunks: int, dim: int, beside: Literal["named", "otherwise", "numbers"] | None = None):
+def microbatches(x: DTensor, chunks: int, dim: int, beside: Literal["named", "otherwise"] | None = None):
     """A DTensor that a pipeline splits into microbatches gives parts of the sizes of tensor_split, of which each rank
     holds what their sizes and placements say; what is computed of them and merged is that of the whole tensor. What
     is given by name is split by the spec of its name, and what is to be summed is summed over all microbatches."""
@@ -87,7 +86,7 @@ def microbatches(x: DTensor, chunks: int, dim: int, beside: Literal["named", "ot
     )
 
     table = torch.arange(4 * chunks**2, device=x.device).view(2 * chunks, 2 * chunks)
-    named: Any = {"rows": table, "columns": table} if beside in ("named", "otherwise") else {}
+    named: Any = {"rows": table, "columns": table} if beside else {}
     specs = {name: TensorChunkSpec(("rows", "columns").index(name)) for name in named}
     if beside == "otherwise":
         specs = dict(reversed(specs.items()))
@@ -103,7 +102,7 @@ def microbatches(x: DTensor, chunks: int, dim: int, beside: Literal["named", "ot
         ],
         "merged": merged,
         "stride": merged.stride(),
-        "total": total.item() if beside == "numbers" else None,
+        "total": total.item(),
         "given": [[part[name].tolist() for name in named] for part in given],
     }
 
@@ -112,13 +111,13 @@ def microbatches(x: DTensor, chunks: int, dim: int, beside: Literal["named", "ot
 def _(x: Global, chunks: int, dim: int, beside: str | None):
     sizes = [part.shape[dim] for part in torch.tensor_split(x.full, chunks, dim)]
     table = torch.arange(4 * chunks**2).view(2 * chunks, 2 * chunks)
-    named = (0, 1) if beside in ("named", "otherwise") else ()
+    named = (0, 1) if beside else ()
     return {
         "sizes": sizes,
         "local": [Of(True, "wrong-layout")] * len(sizes),
         "merged": Claimed(x.full * 2, x.mesh),
         "stride": Of((x.full * 2).stride(), "wrong-metadata"),
-        "total": float(sum(range(chunks + 1))) if beside == "numbers" else None,
+        "total": float(sum(range(chunks + 1))),
         "given": [[table.tensor_split(chunks, at)[number].tolist() for at in named] for number in range(chunks)],
     }
 
