@@ -28,6 +28,7 @@ WORKER, TRIES = "shardlaw.conformance.world.worker", "try_case"
 class Note:
     """What one rank says of one case: CPU-seconds, and the numbers of the blocks that it entered."""
 
+    process: str
     law: str
     text: str
     seconds: float
@@ -50,7 +51,7 @@ def noted(folder: Path) -> Iterator[Note]:
                     law, text, seconds, blocks = pickle.load(stream)
                 except (EOFError, pickle.UnpicklingError):  # a rank that was killed may have written half a note
                     break
-                yield Note(law, text, seconds, np.frombuffer(blocks, np.int32))
+                yield Note(file.name, law, text, seconds, np.frombuffer(blocks, np.int32))
 
 
 class _WorkerFinder(importlib.abc.MetaPathFinder):

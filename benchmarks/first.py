@@ -5,7 +5,7 @@
 FOLDER is what ``python -m benchmarks.chosen measure FOLDER`` left. A fault in a block of torch's source is taken to show in each case that
 enters the block with one of :data:`CHANCES`, all equally likely. The case comes first that is expected to find most of the faults which the
 cases before it may have missed, for its cost; a call or law under what mesh dims do to its operands counts as much as
-:data:`SAID_WORTH` blocks, once. The file has all enumerated cases, in waves.
+:data:`SAID_WORTH` blocks, once, and the call itself as much as :data:`CALL_WORTH`. The file has all enumerated cases, in waves.
 """
 
 from __future__ import annotations
@@ -23,18 +23,23 @@ from shardlaw.conformance.laws import catalogue
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.shares import format_waves, law_share
 
-CHANCES = (0.03, 0.1, 0.3, 1.0)
-SAID_WORTH = 1.0
+CHANCES = (0.01, 0.03, 0.1, 0.3, 1.0)
+SAID_WORTH, CALL_WORTH = 1.0, 3.0
 FIRST_WAVES, WAVE = (250, 500), 1000  # cases
 
 
 def by_worth(cases: Sequence[Tried]) -> Iterator[Tried]:
     """Yield the cases, the one first that is expected to find most for its cost of what those before it left."""
     number: dict[object, int] = {}
-    said = [np.array([number.setdefault(one, len(number)) for one in case.shows()], np.int64) for case in cases]
+    calls = [number.setdefault(case.call, len(number)) for case in cases]
+    count = len(number)
+    said = [
+        np.array([call, *(number.setdefault(one, len(number)) for one in case.shows())], np.int64)
+        for call, case in zip(calls, cases, strict=True)
+    ]
     blocks = [np.array(sorted(case.blocks), np.int64) for case in cases]
     unfound = np.ones((len(CHANCES), 1 + max((int(its[-1]) for its in blocks if len(its)), default=0)))
-    unsaid = np.full(len(number), SAID_WORTH)
+    unsaid = np.where(np.arange(len(number)) < count, CALL_WORTH, SAID_WORTH)
     chances = np.array(CHANCES)[:, None]
 
     def worth(at: int) -> float:

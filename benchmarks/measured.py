@@ -8,12 +8,15 @@ import re
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import zip_longest
+from dataclasses import dataclass, field, replace
+from itertools import groupby, zip_longest
+from operator import attrgetter
 from pathlib import Path
+from statistics import median
 
-from benchmarks.case_notes import NOTES, noted
+from benchmarks.case_notes import NOTES, Note, noted
 from benchmarks.corners import planned
 from benchmarks.smoke import LOOP
 from shardlaw.conformance.laws import catalogue
@@ -63,17 +66,22 @@ class Tried:
         """What the choice weighs against what the case shows."""
         return self.cost * (KEPT_FOR if self.is_listed else 1)
 
+    @property
+    def call(self) -> str:
+        """The call of ops that it makes, whatever the numbers in it; else its law."""
+        return NUMBER.sub("#", self.text.partition("steps=")[2]) or self.law
+
     def shows(self) -> Iterator[tuple[object, ...]]:
         """What the case shows beside the blocks that it enters."""
         values = [PLACEMENT.findall(value) for value in PLACED.findall(self.text)]
         mesh = MESH.search(self.text)
         alone = [extent == "1" for extent in mesh[1].split("x")] if mesh is not None else []  # along such a dim nothing moves
         dims = list(enumerate(zip_longest(alone, *values))) or [()]
-        fields, _, steps = self.text.partition("steps=")
+        fields = self.text.partition("steps=")[0]
         words, given = WORD.findall(fields), tuple(NAME.findall(fields))
         yield from ((self.law, word, given) for word in words)  # beside which other fields it stands
         for dim in dims:  # where it stands, and what it does to each value
-            yield NUMBER.sub("#", steps) or self.law, dim
+            yield self.call, dim
             for word in words:
                 yield self.law, word, dim
         if self.word != "held":
@@ -104,12 +112,26 @@ def tried(folders: Iterable[Path]) -> list[Tried]:
             law = text.partition(" ")[0]
             if text not in found and law in catalogue():
                 new.setdefault(text, Tried(law, text, word, drawn == "drawn", is_listed=text in listed))
-        for note in noted(folder / "notes"):
+        for note in levelled(noted(folder / "notes")):
             if (case := new.get(note.text)) is not None:
                 case.seconds += note.seconds * speed
                 case.blocks.update(note.blocks.tolist())
         found |= new
     return list(found.values())
+
+
+def levelled(notes: Iterable[Note]) -> Iterator[Note]:
+    """The notes, of which those of one process and law share what the first of them took beyond the median: what a rank imports, compiles
+    or plans with a law's first case helps the later ones, and any case may be the first."""
+    for _, of_process in groupby(notes, attrgetter("process")):
+        laws: defaultdict[str, list[Note]] = defaultdict(list)
+        for note in of_process:
+            laws[note.law].append(note)
+        for first, *later in laws.values():
+            usual = median([note.seconds for note in later] or [first.seconds])
+            beyond = max(0.0, first.seconds - usual)
+            for note, seconds in ((first, first.seconds - beyond), *((note, note.seconds) for note in later)):
+                yield replace(note, seconds=seconds + beyond / (1 + len(later)))
 
 
 def best_first(count: int, worth: Callable[[int], float]) -> Iterator[tuple[int, float]]:

@@ -4,7 +4,8 @@
 
 FOLDER is what ``python -m benchmarks.chosen measure FOLDER`` left: which blocks of torch's source each case enters. COUNT functions are
 drawn, and in each of them one thing that a chosen case of smoke runs is changed: a comparison is turned, a condition made constant, an
-operand left out, a number moved by one, two arguments exchanged, a statement left out. Each change is planted in processes of its own,
+operand or a keyword left out, a number moved by one, two arguments exchanged, a statement left out, ``min`` taken for ``max``, the first
+item for another, all items for some, one local variable for the next. Each change is planted in processes of its own,
 on no disk, and the chosen cases that enter its block are judged, one law after another, for up to :data:`SECONDS` of CPU time as measured,
 until one is no longer what it was. Prints a line for each change, and how many were noticed. What survives is to be read: many changes
 make no difference, such as those of what is logged, remembered or prefetched, and cases that each run draws anew are not tried here.
@@ -37,6 +38,7 @@ SECONDS = 15.0
 LIMIT = 200.0  # seconds of a change, all in all
 COMPARED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in", ast.NotIn: "in",
             ast.Is: "is not", ast.IsNot: "is"}  # fmt: skip
+MISTAKEN = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list", "reversed": "list"}
 RECKONED = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Mod: "//"}
 QUIET = {"warn", "warning", "warning_once", "debug", "info", "error", "format", "cast"}  # calls of which nothing is changed
 
@@ -74,25 +76,27 @@ class Source:
 
     def changes(self) -> Iterator[Change]:
         for one in self._tree.body:
-            yield from self._within(one, -1, "")
+            yield from self._within(one, -1, "", [])
 
-    def _within(self, node: ast.AST, block: int, scope: str) -> Iterator[Change]:
+    def _within(self, node: ast.AST, block: int, scope: str, local: list[str]) -> Iterator[Change]:
         if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr) or (isinstance(node, ast.Call) and _called(node) in QUIET):
             return
         block = self._block.get(id(node), block)
         inside = [*ast.iter_child_nodes(node)]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             scope, inside = node.name, node.body
+            if not isinstance(node, ast.ClassDef):
+                local = _parameters_and_variables(node)
         elif isinstance(node, ast.AnnAssign):
             inside = [node.value] if node.value else []
         if block in self._entered:
-            for place, new in self._turned(node):
+            for place, new in self._turned(node, local):
                 start, end = self._span(place)
                 yield Change(self.file, place.lineno, scope, start, end, new, block)  # type: ignore[attr-defined]
         for one in inside:
-            yield from self._within(one, block, scope)
+            yield from self._within(one, block, scope, local)
 
-    def _turned(self, node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    def _turned(self, node: ast.AST, local: list[str]) -> Iterator[tuple[ast.AST, str]]:
         """What may stand in the place of a node, or of a part of it."""
         of = self._text
         match node:
@@ -121,8 +125,18 @@ class Source:
                 return
             case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
                 yield node, "pass"
-            case ast.Call(args=[ast.expr() as one, ast.expr() as other]) if not node.keywords:
+            case ast.Call(func=ast.Name(id=name)) if name in MISTAKEN:
+                yield node.func, MISTAKEN[name]
+            case ast.Call(args=[ast.expr() as one, ast.expr() as other], keywords=[]):
                 yield node, f"{of(node.func)}({of(other)}, {of(one)})"
+            case ast.Call(keywords=[_, *_]):
+                yield node, f"{of(node.func)}({', '.join(map(of, [*node.args, *node.keywords[1:]]))})"
+            case ast.Subscript(slice=ast.Slice(), ctx=ast.Load()):
+                yield node, of(node.value)
+            case ast.Subscript(slice=ast.Name(), ctx=ast.Load()):
+                yield node.slice, "0"
+            case ast.Name(ctx=ast.Load()) if node.id in local[:-1]:
+                yield node, local[local.index(node.id) + 1]
             case ast.Continue():
                 yield node, "break"
 
@@ -133,6 +147,12 @@ class Source:
     def _text(self, node: ast.AST) -> str:
         start, end = self._span(node)
         return self.text[start:end].decode()
+
+
+def _parameters_and_variables(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    names = [one.arg for one in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
+    names += [one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
+    return [*dict.fromkeys(names)]
 
 
 def _called(node: ast.Call) -> str:

@@ -42,21 +42,24 @@ def interleave_families(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def cases_in_turn(plans: Sequence[Plan], waves: Mapping[str, Sequence[Collection[int]]]) -> Iterator[tuple[Law, Case]]:
-    """Yield the cases of the first :data:`ALONE` waves; then with each further one a tenth of the cases of each plan that are in no wave.
-    Without waves these are all, and the control of each law. Neighbours, which are alike, are in different tenths. A law whose cases the
-    installed torch cannot make, or that raises, has no further ones: its turn says why."""
+    """Yield the cases of the first :data:`ALONE` waves; then with each further one a tenth of the listed cases of each plan that are in no
+    wave, and the drawn cases of a tenth of the plans, so that ranks do not wait for what is drawn. Without waves these are all, and the
+    control of each law. Neighbours, which are alike, are in different tenths. A law whose cases the installed torch cannot make, or that
+    raises, has no further ones: its turn says why."""
     count = max(map(len, waves.values()), default=0)
     alone = ALONE if count else 0
     others: dict[str, list[Case]] = {}
     for turn in range(max(count, alone + PARTS)):
-        for plan in plans:
-            law, of_law = plan.law, waves.get(plan.law.id, ())
+        for at, plan in enumerate(plans):
+            law, of_law, part = plan.law, waves.get(plan.law.id, ()), turn - alone
             yield from ((law, case) for case in _made(plan.enumerated_at, of_law[turn] if turn < len(of_law) else ()))
-            if turn == alone:
+            if part == 0:
                 in_waves = {*_made(plan.enumerated_at, frozenset[int]().union(*of_law))}
-                others[law.id] = [case for case in (*_made(_control, plan), *_made(_all_cases, plan)) if case not in in_waves]
-            if turn >= alone:
-                yield from ((law, case) for case in others[law.id][turn - alone :: PARTS])
+                others[law.id] = [case for case in (*_made(_control, plan), *_made(_listed, plan)) if case not in in_waves]
+            if part >= 0:
+                yield from ((law, case) for case in others[law.id][part::PARTS])
+            if at % PARTS == part:
+                yield from ((law, case) for case in _made(_drawn, plan))
 
 
 def _made(make: Callable[[Any], list[Case]], of: Any) -> list[Case]:
@@ -70,9 +73,15 @@ def _control(plan: Plan) -> list[Case]:
     return [Case.parse(plan.law.control)]
 
 
-def _all_cases(plan: Plan) -> list[Case]:
+def _listed(plan: Plan) -> list[Case]:
     cases: list[Case] = []
-    plan.feed(lambda case, is_drawn: cases.append(case))
+    plan.feed(lambda case, is_drawn: cases.append(case), drawn=False)
+    return cases
+
+
+def _drawn(plan: Plan) -> list[Case]:
+    cases: list[Case] = []
+    plan.feed(lambda case, is_drawn: cases.append(case) if is_drawn else None)
     return cases
 
 

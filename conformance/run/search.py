@@ -125,8 +125,9 @@ class Plan:
         """Whether a drawn case is replaced by another one. Depends on its text only, so that every run with these expectations agrees."""
         return zlib.crc32(case.text.encode()) % COVERED_STRIDE != 0 and self.is_covered(case)
 
-    def feed(self, take: Callable[[Case, bool], None]) -> None:
-        """Call ``take(case, is_drawn)`` for every case of the plan, in order. ``take`` may raise :class:`StopDrawing`."""
+    def feed(self, take: Callable[[Case, bool], None], *, drawn: bool = True) -> None:
+        """Call ``take(case, is_drawn)`` for every case of the plan, in order; without ``drawn`` for those alone that are not drawn.
+        ``take`` may raise :class:`StopDrawing`."""
         self.number = 0
         self.rounds.clear()
         seen: set[Case] = set()
@@ -162,7 +163,7 @@ class Plan:
             self.combinations = getattr(cases, "combinations", 0)
         for case in self.share.cases_within(self.limits):
             offer(case, False)
-        if self.law.draw is None or not draws:
+        if self.law.draw is None or not draws or not drawn:
             return
         strategy = self.law.case_strategy(self.limits)
         for block, start in enumerate(range(0, draws, BLOCK_DRAWS)):

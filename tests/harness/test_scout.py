@@ -99,6 +99,13 @@ def fed(law: Law) -> list[Case]:
     return cases
 
 
+def listed(law: Law) -> list[Case]:
+    """Those that are not drawn."""
+    cases: list[Case] = []
+    plans_of([law])[0].feed(lambda case, is_drawn: cases.append(case), drawn=False)
+    return cases
+
+
 def in_turn(plans: list[Plan], waves: dict[str, list[frozenset[int]]] | None = None) -> list[Case]:
     return [case for _, case in cases_in_turn(plans, waves or {})]
 
@@ -107,11 +114,12 @@ def texts(cases: Iterable[Case]) -> list[str]:
     return sorted(case.text for case in cases)
 
 
-def test_the_control_of_each_law_comes_with_a_tenth_of_its_cases() -> None:
+def test_the_control_of_each_law_comes_with_a_tenth_of_its_listed_cases_and_the_drawn_cases_law_by_law() -> None:
     cases, first = in_turn(plans_of(LAWS)), fed(LAWS[0])
     controls = [Case.parse(law.control) for law in LAWS]
-    tenth = [controls[0], *first][::PARTS]
-    assert cases[: len(tenth) + 1] == [*tenth, controls[1]]
+    tenth, drawn = [controls[0], *listed(LAWS[0])][::PARTS], first[len(listed(LAWS[0])) :]
+    assert drawn
+    assert cases[: len(tenth) + len(drawn) + 1] == [*tenth, *drawn, controls[1]]
     assert texts(cases) == texts([*controls, *(case for law in LAWS for case in fed(law))])
 
 
