@@ -361,25 +361,19 @@ FROM_THE_END = """
 2 | a=4x4x3:S(1):float32:small | linalg.cross(a,a,dim=-1)
 """
 
+# pending values that are compared, turned by a negative number, or divided as integers
+TURNED = """
+2x2 | a=4x3:S(0),P(sum):float32:small | x=redistribute(a,'S(0),R');equal(a,x)
+2 | a=4x3:P(sum):float32:small | x=redistribute(a,'R');equal(a,x)
+2 | a=4x3:P(max):float32:small b=4x3:P(min):float32:small | _foreach_mul([a,b],-2)
+2 | a=4x3:P(sum):int64:positive b=4x3:R:int64:positive | floor_divide(a,b) div(a,b,rounding_mode='trunc')
+"""
+
 FORWARD = (
     RARE + EDGES + SCALED + UNLIKE + NESTED + JOINED + STRIDED + SHAPED + OUTSIDE + OWN_RULES + KEPT + NAMED + SLICED + SOLID + EXTREMES
     + BETWEEN + REGROUPED + SIZES + LOOSE + SQUEEZED + UNDER_OPTIONS + UNLIKE_DIMS + LOOKED_UP + REARRANGED + COMPLEX + BROADCAST
-    + FURTHER + REWRITTEN + FROM_THE_END
+    + FURTHER + REWRITTEN + FROM_THE_END + TURNED
 )  # fmt: skip
-
-# views and other ops, for torch's modes
-MODES = """
-2 | a=4x6:S(0) | mul(a,2) t(a) view(a,(2,2,6)) permute(a,(1,0)) unsqueeze(a,0) expand(a,(2,4,6)) narrow(a,1,1,2) select(a,1,0) detach(a)
-2 | a=4x6:S(0) | getitem(a,...) getitem(a,(slice(None),slice(1,3))) unflatten(a,0,(2,2)) view_as(a,a) clone(a) sum(a,0) chunk(a,2,1) a.T
-2 | a=4x6:S(0) b=4x6:R | add(a,b) maximum(b,a) cat([a,b]) where(gt(a,b),a,b) a.add_(b) a.copy_(b) nn.functional.softmax(a,1)
-2 | a=4x3:S(0):float32:small b=3x4:S(1):float32:small | mm(a,b) matmul(b,a) nn.functional.linear(a,t(b))
-2 | a=4x3:R w=3:R b=3:R | nn.functional.layer_norm(a,(3,),w,b) squeeze(unsqueeze(a,1),1) movedim(a,0,1)
-2x2 | a=4x6:S(0),S(1) | t(a) view(a,(2,2,6)) add(a,a) sum(a) redistribute(a,'R,R') a.mul_(2)
-3 | a=5x4:S(0) | t(a) unbind(a,1) split(a,2,1) cumsum(a,1) flip(a,(1,))
-2 | a=4x3:P(sum):float32:small | t(a) mul(a,2) redistribute(a,'S(0)') nn.functional.relu(a)
-2 | a=4x6:S(0) b=1x6:R | x=mul(a,2);y=mul(b,2);expand_as(y,x) x=mul(a,2);view_as(x,a) x=mul(a,2);unflatten(x,0,(2,2)) x=mul(a,2);t(x)
-2 | a=4x6:S(0) b=1x6:R | x=mul(a,2);reshape(x,(2,2,6)) x=mul(a,2);flatten(x) x=mul(a,2);tensor_split(x,3,1) expand_as(b,a)
-"""
 
 
 def corner_samples(table: str = FORWARD) -> list[Sample]:
