@@ -55,11 +55,12 @@ def cases_in_turn(plans: Sequence[Plan], waves: Mapping[str, Sequence[Collection
             yield from ((law, case) for case in _made(plan.enumerated_at, of_law[turn] if turn < len(of_law) else ()))
             if part == 0:
                 in_waves = {*_made(plan.enumerated_at, frozenset[int]().union(*of_law))}
-                others[law.id] = [case for case in (*_made(_control, plan), *_made(_listed, plan)) if case not in in_waves]
+                listed = (*_made(_control, plan), *_made(partial(_fed, drawn=False), plan))
+                others[law.id] = [case for case in listed if case not in in_waves]
             if part >= 0:
                 yield from ((law, case) for case in others[law.id][part::PARTS])
             if at % PARTS == part:
-                yield from ((law, case) for case in _made(_drawn, plan))
+                yield from ((law, case) for case in _made(partial(_fed, drawn=True), plan))
 
 
 def _made(make: Callable[[Any], list[Case]], of: Any) -> list[Case]:
@@ -73,15 +74,9 @@ def _control(plan: Plan) -> list[Case]:
     return [Case.parse(plan.law.control)]
 
 
-def _listed(plan: Plan) -> list[Case]:
+def _fed(plan: Plan, *, drawn: bool) -> list[Case]:
     cases: list[Case] = []
-    plan.feed(lambda case, is_drawn: cases.append(case), drawn=False)
-    return cases
-
-
-def _drawn(plan: Plan) -> list[Case]:
-    cases: list[Case] = []
-    plan.feed(lambda case, is_drawn: cases.append(case) if is_drawn else None)
+    plan.feed(lambda case, is_drawn: cases.append(case) if is_drawn == drawn else None, drawn=drawn)
     return cases
 
 

@@ -92,17 +92,10 @@ def test_each_family_has_its_turn() -> None:
     assert [plan.law.id for plan in interleave_families(plans_of(LAWS))] == [LAWS[at].id for at in (0, 1, 3, 4, 2)]
 
 
-def fed(law: Law) -> list[Case]:
-    """The cases of a law in a run of its own."""
+def fed(law: Law, *, drawn: bool = True) -> list[Case]:
+    """The cases of a law in a run of its own; without ``drawn`` those alone that are not drawn."""
     cases: list[Case] = []
-    plans_of([law])[0].feed(lambda case, is_drawn: cases.append(case))
-    return cases
-
-
-def listed(law: Law) -> list[Case]:
-    """Those that are not drawn."""
-    cases: list[Case] = []
-    plans_of([law])[0].feed(lambda case, is_drawn: cases.append(case), drawn=False)
+    plans_of([law])[0].feed(lambda case, is_drawn: cases.append(case), drawn=drawn)
     return cases
 
 
@@ -115,9 +108,9 @@ def texts(cases: Iterable[Case]) -> list[str]:
 
 
 def test_the_control_of_each_law_comes_with_a_tenth_of_its_listed_cases_and_the_drawn_cases_law_by_law() -> None:
-    cases, first = in_turn(plans_of(LAWS)), fed(LAWS[0])
+    cases, listed = in_turn(plans_of(LAWS)), fed(LAWS[0], drawn=False)
     controls = [Case.parse(law.control) for law in LAWS]
-    tenth, drawn = [controls[0], *listed(LAWS[0])][::PARTS], first[len(listed(LAWS[0])) :]
+    tenth, drawn = [controls[0], *listed][::PARTS], fed(LAWS[0])[len(listed) :]
     assert drawn
     assert cases[: len(tenth) + len(drawn) + 1] == [*tenth, *drawn, controls[1]]
     assert texts(cases) == texts([*controls, *(case for law in LAWS for case in fed(law))])
