@@ -60,6 +60,7 @@ def build_report(run: RunState, exit_code: int | None = None, scripts: Scripts |
         seconds=round(time.monotonic() - run.clock, 2),
         complete=exit_code is not None and exit_code not in (3, 130, 143),
         stopped_by=run.stopped_by,
+        ahead=len(run.scouted.keys() - run.distinct),
         exit=exit_code,
         target=TargetLine(
             name=target.name,

@@ -37,7 +37,7 @@ def _head_lines(report: RunReport) -> list[str]:
         f"storage {target.storage}, profile {report.profile}, seed {report.seed}"
         + (f", shard {report.shard}" if report.shard != "1/1" else "")
         + f": {totals.cases:,} cases ({totals.distinct:,} distinct) in {report.seconds:.0f} s"
-        + (f", stopped by {report.stopped_by}" if report.stopped_by else "")
+        + report.ended_early
         + ".",
         "",
         f"| chapter | laws | {' | '.join(OUTCOMES)} | cases |",

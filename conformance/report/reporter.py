@@ -43,6 +43,7 @@ class Reporter:
         self.terminal.on_case()
 
     def on_shrink(self, law_id: str, verdict: Verdict) -> None:
+        self._writer.expect_scripts()
         self.terminal.on_shrink(law_id, verdict)
 
     def on_finding(self, found: Finding, run: RunState) -> None:

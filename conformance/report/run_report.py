@@ -243,7 +243,8 @@ class Certificate(msgspec.Struct, kw_only=True):
 
 
 class RunReport(msgspec.Struct, kw_only=True):
-    """One run. ``chosen``: it tried the cases of ``smoke.txt``."""
+    """One run. ``chosen``: it tried the cases of ``smoke.txt``. ``ahead``: the cases that were tried, with ``-x``, before a turn of their
+    law that never came; no law's line counts them."""
 
     schema: int = SCHEMA
     harness: str = __version__
@@ -256,6 +257,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     complete: bool = False
     stopped_by: str | None = None
+    ahead: int = 0
     exit: int | None = None
     target: TargetLine
     laws: list[LawLine] = []
@@ -268,6 +270,12 @@ class RunReport(msgspec.Struct, kw_only=True):
     features_missing: list[str] = []
     totals: Totals
     certificate: Certificate | None = None
+
+    @property
+    def ended_early(self) -> str:
+        """What ended the run before all laws had their turn, to follow its counts; else empty."""
+        ahead = f" after {self.ahead} cases of all laws in turn" if self.ahead else ""
+        return f", stopped by {self.stopped_by}{ahead}" if self.stopped_by else ""
 
     def new(self) -> list[FindingLine]:
         """The findings that no expectation accounts for."""

@@ -150,7 +150,8 @@ class Terminal:
 
         self._stop()
         report = last_report or build_report(run, exit_code)
-        print_summary(self.console, report, str(run.request.report))
+        is_shown = self._new == 1 and report.stopped_by == "-x"  # the finding is what was printed last
+        print_summary(self.console, report, str(run.request.report), with_findings=not is_shown)
         annotate(report, run.request.report, self.console.file)
         if run.failure is None:  # else the failure was printed
             print_not_judged(report)
@@ -221,18 +222,19 @@ def print_finding(out: Console, found: FindingLine, clause: str, folder: str) ->
         _prose(out, f"({one_line(found.note)})")
 
 
-def print_summary(out: Console, report: RunReport, folder: str) -> None:
+def print_summary(out: Console, report: RunReport, folder: str, *, with_findings: bool = True) -> None:
     """Print a report on one screen: new findings by cause, counts, what was not reached, and the exit code."""
     from shardlaw.conformance.report.markdown import MANY_FEATURES, count_and_list, declared_lines, headline, missing_features
     from shardlaw.conformance.report.run_report import EXIT_MEANINGS
 
     target, totals = report.target, report.totals
-    out.print()
-    _print_new(out, report, folder)
+    if with_findings:
+        out.print()
+        _print_new(out, report, folder)
     out.print(
         f"{target.name} ({target.device}, {target.backend}, torch {target.torch}), up to {target.world_size} ranks, "
-        f"profile {report.profile}, seed {report.seed}: {totals.cases} cases, {totals.distinct} distinct, in {report.seconds:.0f} s"
-        + (f", stopped by {report.stopped_by}" if report.stopped_by else "")
+        f"profile {report.profile}, seed {report.seed}: {count_noun(totals.cases, 'case')}, {totals.distinct} distinct, "
+        f"in {report.seconds:.0f} s{report.ended_early}"
     )
     _print_counts(out, report)
     _print_expected(out, report)

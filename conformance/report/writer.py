@@ -57,6 +57,10 @@ class ReportWriter:
         if len(self._unwritten) >= 1000:
             self._write_cases()
 
+    def expect_scripts(self) -> None:
+        """Get ready to prove scripts: a finding is coming."""
+        self._prover.load_torch()
+
     def add_finding(self, found: Finding, run: RunState) -> FindingLine:
         """Write a finding and, if it is new, its script; a script that does not show the fault is not written. Returns the report's line.
 

@@ -17,6 +17,8 @@ import time
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 LIMIT_SECONDS = 90.0
@@ -61,6 +63,12 @@ class Prover:
         """Run a script as soon as fewer than ``MAX_SCRIPTS`` others run; the result is that of :func:`prove`."""
         return self._workers.submit(self._prove, text)
 
+    @staticmethod
+    def load_torch() -> None:
+        """Start the process from which scripts are forked, unless it runs already; does not wait for it."""
+        _forkserver()
+        forkserver.ensure_running()
+
     def stop(self) -> None:
         """End the scripts that run, and start no more."""
         self._stopped.set()
@@ -81,10 +89,7 @@ def run_script(
 
 
 def _run_script_once(text: str, setup: str, argument: str, limit: float, stopped: threading.Event) -> ScriptResult:
-    from shardlaw.conformance.compat import LAZY_MODULES  # loads torch
-
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, *LAZY_MODULES])
+    context = _forkserver()
     with tempfile.TemporaryDirectory(prefix="shardlaw-script-") as folder:
         path, output = Path(folder) / "script.py", Path(folder) / "output"
         path.write_text(text, "utf-8")
@@ -99,6 +104,14 @@ def _run_script_once(text: str, setup: str, argument: str, limit: float, stopped
             process.join()
         process.close()
         return ScriptResult(code, output.read_text("utf-8", "replace") if output.exists() else "")
+
+
+def _forkserver() -> ForkServerContext:
+    from shardlaw.conformance.compat import LAZY_MODULES  # loads torch
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED, *LAZY_MODULES])
+    return context
 
 
 def prove(text: str, stopped: threading.Event | None = None) -> str:

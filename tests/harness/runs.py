@@ -64,6 +64,7 @@ class FakeRun:
     judged: int = 0
     drawn: int = 0
     distinct: set[Case] = field(default_factory=set)
+    scouted: dict[Case, Any] = field(default_factory=dict)
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     clock: float = field(default_factory=time.monotonic)
     stopped_by: str | None = None

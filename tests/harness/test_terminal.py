@@ -152,6 +152,19 @@ def test_plain_progress_comes_every_ten_seconds(run: FakeRun, monkeypatch: pytes
     assert f"first finding, 50 s after the start:\nwrong-value {finding().id}\n  {CASE.text}\n  rank 0: holds" in out.getvalue()
 
 
+def test_the_finding_that_ends_a_run_is_shown_once_and_what_was_tried_before_it_is_counted(run: FakeRun) -> None:
+    out = io.StringIO()
+    terminal = Terminal("r", out)
+    run.scouted = {replace(CASE, law=f"op.forward[{at}]"): None for at in range(6)} | {CASE: None}
+    run.distinct, run.stopped_by = {CASE}, "-x"
+    run.take(finding())
+    terminal.on_finding(line_of(run.findings[0]), "What it says.")
+    terminal.on_run_end(run, 1)  # type: ignore[arg-type]
+    text = out.getvalue()
+    assert text.count("wrong-value ") == 1
+    assert re.search(r" s, stopped by -x after 6 cases of all laws in turn\n5 laws: ", text)
+
+
 def test_the_pace_of_turns_is_counted_from_the_first(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
