@@ -5,6 +5,7 @@ pytest gets its own ini file, rootdir and plugins, so that the configuration in 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -64,6 +65,7 @@ def run(request: RunRequest, launch: Launch | None = None, ranks_here: int | Non
         arguments += ["-p", "shardlaw.conformance.plugin", *(["-x"] if request.exitfirst else [])]
         arguments += [str(INI.parent / "laws"), *map(str, law_files())]
         live.scout()
+        gc.freeze()  # at its end pytest looks for garbage five times: not among all that was loaded
         with _isolated_pytest():
             status = pytest.main(arguments, plugins=[RunPlugin()])
         if status == pytest.ExitCode.INTERRUPTED:
