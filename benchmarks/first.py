@@ -5,7 +5,7 @@
 FOLDER is what ``python -m benchmarks.chosen measure FOLDER`` left. A fault in a block of torch's source is taken to show in each case that
 enters the block with one of :data:`CHANCES`, all equally likely. The case comes first that is expected to find most of the faults which the
 cases before it may have missed, for its cost; a call or law under what mesh dims do to its operands counts as much as
-:data:`SAID_WORTH` blocks, once, and the call itself as much as :data:`CALL_WORTH`. The file has all enumerated cases, in waves.
+:data:`SAID_WORTH` blocks, once, and the call itself as much as :data:`CALL_WORTH`. The file has all listed cases, in waves.
 """
 
 from __future__ import annotations
@@ -57,13 +57,15 @@ def main(folders: Sequence[Path]) -> None:
     places: dict[str, tuple[str, int]] = {}
     for law_id, law in catalogue().items():
         share = law_share(law, request)
+        listed = share.places
         swept = islice(law.sweep(limits), share.sweeps) if law.sweep is not None else ()
-        places |= {case.text: (law_id, at) for at, case in enumerate(swept) if share.indices is None or at in share.indices}
+        places |= {case.text: (law_id, at) for at, case in enumerate(swept) if at in listed}
+        places |= {text: (law_id, at) for at, text in enumerate(share.cases, share.sweeps)}
     ordered = by_worth([case for case in tried(folders) if case.text in places])
     waves: list[list[tuple[str, int]]] = []
     while wave := [places[case.text] for case in islice(ordered, ([*FIRST_WAVES, WAVE])[min(len(waves), len(FIRST_WAVES))])]:
         waves.append(wave)
-    print("# In which order a smoke run of everything with -x tries the enumerated cases of all laws: their places, wave by wave.")
+    print("# In which order a smoke run of everything with -x tries the listed cases of all laws: their places in smoke.txt, wave by wave.")
     print("# Made by python -m benchmarks.first.")
     for law_id in sorted({law for wave in waves for law, _ in wave}):
         print(format_waves(law_id, [[at for law, at in wave if law == law_id] for wave in waves]))

@@ -52,9 +52,9 @@ def cases_in_turn(plans: Sequence[Plan], waves: Mapping[str, Sequence[Collection
     for turn in range(max(count, alone + PARTS)):
         for at, plan in enumerate(plans):
             law, of_law, part = plan.law, waves.get(plan.law.id, ()), turn - alone
-            yield from ((law, case) for case in _made(plan.enumerated_at, of_law[turn] if turn < len(of_law) else ()))
+            yield from ((law, case) for case in _made(plan.listed_at, of_law[turn] if turn < len(of_law) else ()))
             if part == 0:
-                in_waves = {*_made(plan.enumerated_at, frozenset[int]().union(*of_law))}
+                in_waves = {*_made(plan.listed_at, frozenset[int]().union(*of_law))}
                 listed = (*_made(_control, plan), *_made(partial(_fed, drawn=False), plan))
                 others[law.id] = [case for case in listed if case not in in_waves]
             if part >= 0:

@@ -15,7 +15,7 @@ import itertools
 import random
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -178,10 +178,11 @@ class Plan:
                         break
             self.number = before + size
 
-    def enumerated_at(self, indices: Iterable[int]) -> list[Case]:
-        """The enumerated cases at these indices, without those that the enumerator does not have."""
+    def listed_at(self, places: Collection[int]) -> list[Case]:
+        """The listed cases at these places of the share, without those that the enumerator or the target does not have."""
         cases = self.law.sweep(self.limits) if self.law.sweep is not None else []
-        return [cases[index] for index in sorted(indices) if index < len(cases)]
+        swept = [cases[place] for place in sorted(places) if place < min(self.share.sweeps, len(cases))]
+        return [*swept, *self.share.cases_within(self.limits, places)]
 
     def _in_shard(self, number: int) -> bool:
         """Whether the case with this number belongs to the shard. Decided by a hash: an enumerator's periodic pattern, or the first case of

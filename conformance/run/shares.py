@@ -33,7 +33,8 @@ FIRST_FILE = SMOKE_FILE.with_name("first.txt")
 @dataclass(frozen=True)
 class Share:
     """The cases that a run tries of a law: of the first ``sweeps`` enumerated cases those at ``indices`` (``None``: all), the ``cases`` of
-    these texts, and ``draws`` drawn cases. The seed decides whether a fraction of a draw becomes one."""
+    these texts, whose places follow on those of the sweeps, and ``draws`` drawn cases. The seed decides whether a fraction of a draw becomes
+    one."""
 
     sweeps: int
     draws: float
@@ -45,11 +46,17 @@ class Share:
         """The largest number of cases that this share may have."""
         return ceil(self.draws) + len(self.cases) + (self.sweeps if self.indices is None else len(self.indices))
 
-    def cases_within(self, limits: Limits) -> Iterator[Case]:
-        """Yield :attr:`cases`, without those whose dtype the target lacks."""
+    @property
+    def places(self) -> frozenset[int]:
+        """The places of all listed cases."""
+        swept = range(self.sweeps) if self.indices is None else self.indices
+        return frozenset([*swept, *range(self.sweeps, self.sweeps + len(self.cases))])
+
+    def cases_within(self, limits: Limits, places: Collection[int] | None = None) -> Iterator[Case]:
+        """Yield those of :attr:`cases` at ``places`` (``None``: all), without those whose dtype the target lacks."""
         absent = [name for name in DTYPES if name not in limits.dtypes]
-        for text in self.cases:
-            if not any(re.search(rf"\b{name}\b", text) for name in absent):
+        for place, text in enumerate(self.cases, self.sweeps):
+            if (places is None or place in places) and not any(re.search(rf"\b{name}\b", text) for name in absent):
                 yield Case.parse(text)
 
 
@@ -87,7 +94,7 @@ def format_share(law: str, indices: Collection[int], draws: float, cases: Sequen
 
 @cache
 def first_waves() -> dict[str, list[frozenset[int]]]:
-    """What ``first.txt`` says a smoke run of all laws with ``-x`` tries first: by law id, the indices of enumerated cases, wave by wave."""
+    """What ``first.txt`` says a smoke run of all laws with ``-x`` tries first: by law id, the places of listed cases, wave by wave."""
     return dict(parse_waves(line) for line in FIRST_FILE.read_text("utf-8").splitlines() if not line.startswith("#"))
 
 

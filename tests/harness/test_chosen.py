@@ -70,9 +70,9 @@ def test_every_law_that_is_named_is_there_and_keeps_a_case() -> None:
 def test_what_is_tried_first_is_tried_at_all() -> None:
     for law_id, waves in first_waves().items():
         share = law_share(catalogue()[law_id], RunRequest())
-        indices = frozenset[int]().union(*waves)
-        assert indices, law_id
-        assert indices <= (share.indices if share.indices is not None else frozenset(range(share.sweeps))), law_id
+        places = frozenset[int]().union(*waves)
+        assert places, law_id
+        assert places <= share.places, law_id
         assert parse_waves(format_waves(law_id, waves)) == (law_id, waves)
 
 
@@ -89,6 +89,14 @@ def test_listed_cases_are_tried_where_the_target_has_their_dtypes() -> None:
     share = Share(0, 0, frozenset(), texts)
     assert offered(share) == ([*texts], [])
     assert [case.text for case in share.cases_within(Limits(dtypes=("float32",)))] == [texts[1]]
+
+
+def test_listed_texts_have_the_places_after_the_sweeps() -> None:
+    law = find(LAW)
+    texts = (f"{LAW} mesh=2 x=4:R:float64 how=data", f"{LAW} mesh=2 x=4:R how=data")
+    plan = Plan.for_law(law, Limits(), 0, "smoke", share=Share(3, 0, frozenset({0, 2}), texts))
+    assert plan.share.places == {0, 2, 3, 4}
+    assert plan.listed_at({1, 4, 5}) == [[*law.sweep(Limits())][1], Case.parse(texts[1])]  # type: ignore[misc]
 
 
 def test_every_listed_case_can_be_read_and_is_of_its_law() -> None:

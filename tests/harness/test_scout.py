@@ -121,8 +121,8 @@ def test_waves_come_first_and_the_others_with_the_later_ones() -> None:
     waves = {LAWS[1].id: [frozenset({3, 5}), frozenset({0}), nothing, frozenset({1})], LAWS[2].id: [nothing, frozenset({1, 10**6})]}
     waves[LAWS[2].id] += [nothing, nothing]
     plans = plans_of(LAWS)
-    first = [*plans[1].enumerated_at([3, 5]), *plans[1].enumerated_at([0]), *plans[2].enumerated_at([1])]
-    (later,) = plans[1].enumerated_at([1])
+    first = [*plans[1].listed_at([3, 5]), *plans[1].listed_at([0]), *plans[2].listed_at([1])]
+    (later,) = plans[1].listed_at([1])
     cases = in_turn(plans, waves)
     assert next(case for case in cases[len(first) :] if case.law == LAWS[1].id) == later
     assert cases[: len(first)] == first
