@@ -33,8 +33,8 @@ FIRST_FILE = SMOKE_FILE.with_name("first.txt")
 @dataclass(frozen=True)
 class Share:
     """The cases that a run tries of a law: of the first ``sweeps`` enumerated cases those at ``indices`` (``None``: all), the ``cases`` of
-    these texts, whose places follow on those of the sweeps, and ``draws`` drawn cases. The seed decides whether a fraction of a draw becomes
-    one."""
+    these texts, whose places follow on those of the sweeps, and ``draws`` drawn cases. The seed decides whether a fraction of a draw
+    becomes one."""
 
     sweeps: int
     draws: float
