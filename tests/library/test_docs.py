@@ -1,4 +1,4 @@
-"""docs/library.md: every file on the page is written down and every command on it is run, in its order."""
+"""docs/library.md: every file on the page is written down and every command on it is run; those that call pytest in one process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,21 @@ def test_every_block_is_a_file_or_commands() -> None:
     assert all(language == "sh" or re.match(r"# \w+\.(py|toml)\n", text) for language, text in BLOCKS)
 
 
-@pytest.mark.parametrize("command", [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()])
+def commands() -> Iterator[str]:
+    """The commands of the page in their order; the first that calls pytest has the files of all of them, which share its ranks."""
+    lines = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()]
+    tests = [line for line in lines if re.fullmatch(r"pytest \w+\.py", line)]
+    yield " ".join(["pytest", *(line.removeprefix("pytest ") for line in tests)])
+    yield from (line for line in lines if line not in tests)
+
+
+def test_every_file_of_tests_is_run() -> None:
+    files = {name for _, text in BLOCKS for name in re.findall(r"\A# (test_\w+\.py)\n", text)}
+    assert files == {*next(commands()).split()[1:]}
+    assert len(files) >= 3
+
+
+@pytest.mark.parametrize("command", [*commands()])
 def test_every_command_ends_well(command: str, folder: Path) -> None:
     words = shlex.split(command)
     given = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))

@@ -8,10 +8,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shardlaw.conformance.laws import catalogue, laws_of, offered
+from shardlaw.conformance.plugin import has_foreign_laws
+from tests.harness.shells import Shell
 from tests.library.surroundings import ROOT
 
 pytestmark = pytest.mark.ranks
@@ -58,9 +62,25 @@ def test_its_laws_hold_but_for_what_is_known(site: Path, tmp_path: Path) -> None
     assert outcomes(tmp_path) == {"tplib.embedding": "held", "tplib.column-linear": "expected"}
 
 
-def test_a_planted_fault_is_a_finding(site: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def shell(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Shell]:
+    """Calls commands in this process, which then knows the example's laws too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delenv("SHARDLAW_LAWS", raising=False)
+    caches = offered, laws_of, catalogue, has_foreign_laws
+    for cache in caches:
+        cache.cache_clear()
+    yield Shell(tmp_path, capsys)
+    for cache in caches:
+        cache.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tplib"]:
+        del sys.modules[name]
+
+
+def test_a_planted_fault_is_a_finding(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "shardlaw.toml").write_text('[target.broken]\nbackend = "gloo"\nsetup = "tplib.faults:last_row_is_nobodys"\n')
-    done = python(site, tmp_path, "-m", "shardlaw", "run", "tplib.*", "--target", "broken", "--report", "report")
+    done = shell("run", "tplib.*", "--target", "broken", "--report", "report")
     assert done.returncode == 1, done.stdout + done.stderr
     assert outcomes(tmp_path) == {"tplib.embedding": "deviates", "tplib.column-linear": "expected"}
 

@@ -45,8 +45,9 @@ def pytest_in(folder: Path, *arguments: str, tests: str = TESTS, laws: str = "",
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
-def test_markers_are_read_and_their_mistakes_named(tmp_path: Path) -> None:
-    done = pytest_in(tmp_path, "-rs", "--shardlaw-target", "mine")
+def test_markers_and_the_target_of_the_ini_are_read_and_mistakes_of_markers_named(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nshardlaw_target = mine\n")
+    done = pytest_in(tmp_path, "-rs")
     assert "shardlaw: target mine" in done.stdout
     assert "target mine declares that it cannot do all_to_all" in done.stdout
     assert "@pytest.mark.shardlaw: needs: unknown 'all_to_al' (nearest: all_to_all" in done.stdout
@@ -58,12 +59,6 @@ def test_markers_are_read_and_their_mistakes_named(tmp_path: Path) -> None:
 def test_a_target_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = pytest_in(tmp_path, "--shardlaw-target", "mien")
     assert (done.returncode, done.stderr.strip()) == (4, "ERROR: shardlaw: no target is called 'mien' (nearest: mine)")
-
-
-def test_the_ini_names_the_target_too(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nshardlaw_target = mine\n")
-    done = pytest_in(tmp_path, "-k", "size")
-    assert "1 passed" in done.stdout, done.stdout
 
 
 def test_a_session_without_ranks_loads_the_plugin_alone(tmp_path: Path) -> None:
@@ -86,18 +81,20 @@ import conformance, reference, strategies
 from shardlaw.reference.layout import Layout
 from shardlaw.strategies import layouts
 def test_mine(): assert conformance.MINE and reference.MINE and strategies.MINE
-def test_theirs(world): assert layouts and Layout and world.check("redistribute.local").status == "held"
+def test_theirs(world): assert world.target.name == "mine" and layouts and Layout and world.check("redistribute.local").status == "held"
 """)
-    done = pytest_in(tmp_path, "tests")
+    done = pytest_in(tmp_path, "tests", "--shardlaw-target", "mine")
+    assert "shardlaw: target mine" in done.stdout
     assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_broken_module_of_laws_keeps_nobody_from_their_own_tests(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("LAWS = 3\n")
     plain = "def test_it(): pass\n"
-    assert "1 passed" in pytest_in(tmp_path, "test_it.py", tests=plain, laws="broken").stdout
-    assert "1 passed" in pytest_in(tmp_path, "test_it.py", tests=plain, laws="nowhere.broken").stdout
-    asked = pytest_in(tmp_path, "broken.py", tests=plain, laws="broken")
+    alone = pytest_in(tmp_path, "test_it.py", tests=plain, laws="nowhere.broken")
+    assert (alone.returncode, "1 passed" in alone.stdout) == (0, True), alone.stdout
+    asked = pytest_in(tmp_path, "test_it.py", "broken.py", "--continue-on-collection-errors", tests=plain, laws="broken")
+    assert "1 passed, 1 error" in asked.stdout, asked.stdout
     assert "shardlaw: SHARDLAW_LAWS: broken has LAWS = 3: want a list of Law" in asked.stdout
     assert "Traceback" not in asked.stdout + asked.stderr
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import pytest
 from benchmarks.docs_site import catalogue_page, front_page, on_page_markdown
 from shardlaw.conformance.commands.show import show
 from shardlaw.conformance.laws import catalogue
+from tests.harness.shells import Shell
 from tests.library.surroundings import ROOT
 
 DOCS = ROOT / "docs"
@@ -58,41 +56,32 @@ def test_what_the_page_on_sharding_shows_is_what_is_printed() -> None:
         assert show(shape, mesh, place) == printed, command
 
 
-@pytest.fixture(scope="module")
-def hour(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hour")
-    for name, text in re.findall(r"```(?:python|toml)\n# (ring\.py|shardlaw\.toml)\n(.*?)```", HOUR, re.DOTALL):
-        (folder / name).write_text(text)
-    return folder
-
-
-def shardlaw(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(folder), *sys.path])
-    command = [sys.executable, "-m", "shardlaw.conformance", *arguments]
-    return subprocess.run(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=240
-    )
-
-
 @pytest.mark.ranks
-def test_the_first_hour_finds_what_it_says_and_its_mends_mend_it(hour: Path) -> None:
-    found = shardlaw(hour, "run", "--target", "ring", "collective.all-reduce")
+def test_the_first_hour_finds_what_it_says_and_its_mends_mend_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in re.findall(r"```(?:python|toml)\n# (ring\.py|shardlaw\.toml)\n(.*?)```", HOUR, re.DOTALL):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    shardlaw = Shell(tmp_path, capsys)
+    found = shardlaw("run", "--target", "ring", "collective.all-reduce")
     assert found.returncode == 1, found.stdout + found.stderr
     for case in ("collective.all-reduce mesh=2 x=3\n", "collective.all-reduce mesh=2 x=2 work=async\n"):
         assert case in HOUR
         assert case in found.stdout
-    text = (hour / "ring.py").read_text()
+    text = (tmp_path / "ring.py").read_text()
     for diff in re.findall(r"```diff\n(.*?)```", HOUR, re.DOTALL):
         old, new = ("".join(f"{line[1:]}\n" for line in diff.splitlines() if line[:1] == sign) for sign in "-+")
         assert old in text
         text = text.replace(old, new, 1)
-    (hour / "ring.py").write_text(text)
-    assert shardlaw(hour, "replay", "shardlaw-report").returncode == 0
-    behind = shardlaw(hour, "run", "--target", "ring", "collective.all-reduce")
-    assert {path.name for path in hour.iterdir()} <= {"ring.py", "shardlaw.toml", "shardlaw-report", "__pycache__"}
+    (tmp_path / "ring.py").write_text(text)
+    assert shardlaw("replay", "shardlaw-report").returncode == 0
+    behind = shardlaw("run", "--target", "ring", "collective.all-reduce")
+    assert {path.name for path in tmp_path.iterdir()} <= {"ring.py", "shardlaw.toml", "shardlaw-report", "__pycache__"}
     (features,) = re.findall(r"^ +features: .*edge.*$", HOUR, re.MULTILINE)
     assert features.strip() in behind.stdout
     (of_gloo,) = re.findall(r"`shardlaw replay '(collective.reduce .*?)'`", HOUR)
-    assert "which is expected: On gloo, a maximum" in shardlaw(hour, "replay", of_gloo).stdout
+    assert "which is expected: On gloo, a maximum" in shardlaw("replay", of_gloo).stdout
     named = re.findall(r"^    wrong-\w+ [0-9a-f]{8}$", HOUR, re.MULTILINE)
     assert [name.strip() in found.stdout + behind.stdout for name in named] == [True] * 3, behind.stdout

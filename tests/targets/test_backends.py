@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import pytest
 
 from shardlaw.conformance.laws import find
+from shardlaw.conformance.run import start
 from shardlaw.conformance.run.certified_profile import read_profile
 from shardlaw.conformance.target.config import find_target
 from shardlaw.conformance.world import Pool
+from tests.harness.shells import Shell
 
 pytestmark = pytest.mark.ranks
 
@@ -47,6 +50,17 @@ backend = "gappy"
 setup = "gappy:register"
 cannot = ["all_to_all", "gather", "object_collectives"]
 """
+PLANTING = """
+import os
+from pathlib import Path
+
+import pypost
+
+
+def register():
+    os.environ["PYPOST_FAULT"] = Path(__file__).with_name("fault").read_text()
+    pypost.register()
+"""
 FAKE_CONFIG = """
 [target.fake]
 backend = "fake"
@@ -54,24 +68,8 @@ setup = "torch.testing._internal.distributed.fake_pg:FakeStore"
 """
 
 
-@dataclass
-class User:
-    """Somebody with ``lib`` on the path and a shell in ``folder``."""
-
-    lib: Path
-    folder: Path
-
-    def shardlaw(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join(filter(None, [str(self.lib), str(ROOT), os.environ.get("PYTHONPATH")]))
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "shardlaw", *arguments],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": path, **env},
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
+class User(Shell):
+    """Somebody with ``lib`` on the path who calls commands in this process, from ``folder``."""
 
     def report(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / "shardlaw-report" / "report.json").read_text())
@@ -79,6 +77,18 @@ class User:
 
     def outcomes(self) -> dict[str, str]:
         return {law["id"]: law["outcome"] for law in self.report()["laws"]}
+
+
+@dataclass
+class Planted:
+    """Ranks of the example, of one server, with one fault after another: a rank reads when it starts which that is."""
+
+    pool: Pool
+    file: Path
+
+    def plant(self, fault: str) -> None:
+        self.file.write_text(fault)
+        self.pool.end_worlds()
 
 
 @pytest.fixture(scope="module")
@@ -92,23 +102,51 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if done.returncode:
         shutil.copytree(source / "pypost", made / "lib" / "pypost")
     (made / "lib" / "gappy.py").write_text(GAPPY)
+    (made / "lib" / "planting.py").write_text(PLANTING)
     return made / "lib"
 
 
 @pytest.fixture
-def user(lib: Path, tmp_path: Path) -> User:
+def user(lib: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> User:
     for name in ("shardlaw.toml", "expect.toml"):
         shutil.copy(EXAMPLE / name, tmp_path)
-    return User(lib, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(lib)
+    return User(tmp_path, capfd)
+
+
+@pytest.fixture(scope="module")
+def planted(lib: Path) -> Iterator[Planted]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(EXAMPLE)
+        patch.syspath_prepend(lib)
+        pool = Pool(replace(find_target("pypost", None, None, 4), setup="planting:register"), worlds=2)
+    with pool:
+        yield Planted(pool, lib / "fault")
+
+
+@pytest.fixture
+def plant(planted: Planted, user: User, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Plants a fault in the ranks of the runs that follow: runs of this user have ranks of one server, instead of a server each."""
+    config = user.folder / "shardlaw.toml"
+    config.write_text(config.read_text().replace('"pypost:register"', '"planting:register"'))
+    monkeypatch.setattr(start, "Pool", lambda target, **more: planted.pool)
+    monkeypatch.setattr(planted.pool, "close", planted.pool.end_worlds)
+    return planted.plant
 
 
 def test_the_config_of_the_example_is_short() -> None:
     assert len((EXAMPLE / "shardlaw.toml").read_text().strip().splitlines()) <= 6
 
 
-def test_the_example_holds(user: User) -> None:
+def test_the_example_holds(user: User, lib: Path) -> None:
+    """In a process of its own, as somebody would run it who has installed the example."""
     laws = "collective.all-reduce", "collective.all-gather", "collective.reduce-scatter", "collective.new-group", "redistribute.local"
-    done = user.shardlaw("run", "--target", "pypost", *laws)
+    path = os.pathsep.join(filter(None, [str(lib), str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "shardlaw", "run", "--target", "pypost", *laws],
+        cwd=user.folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(user.outcomes().values()) <= {"held", "expected"}
 
@@ -123,73 +161,72 @@ FAULTS = [
 
 
 def test_the_example_is_certified(user: User) -> None:
-    done = user.shardlaw("run", "--certify", "collectives-2026.1", "--target", "pypost")
+    done = user("run", "--certify", "collectives-2026.1", "--target", "pypost")
     assert done.returncode == 0, done.stdout + done.stderr
     told = user.report()["certificate"]
     assert (told["passed"], told["held"], told["missing"]) == (True, told["cases"], 0)
     assert "sha256" in told["loaded"]["packages"]["pypost"]
-    assert user.shardlaw("verify", "shardlaw-report").returncode == 0
+    assert user("verify", "shardlaw-report").returncode == 0
 
 
-def test_a_run_with_a_planted_fault_is_not_certified(user: User) -> None:
-    done = user.shardlaw("run", "--certify", "collectives-2026.1", "--target", "pypost", PYPOST_FAULT="dropped-last")
+def test_a_run_with_a_planted_fault_is_not_certified(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYPOST_FAULT", "dropped-last")
+    done = user("run", "--certify", "collectives-2026.1", "--target", "pypost")
     assert done.returncode == 1, done.stdout + done.stderr
     assert not user.report()["certificate"]["passed"]
     assert user.outcomes()["collective.reduce-scatter"] == "deviates"
-    done = user.shardlaw("verify", "shardlaw-report")
+    done = user("verify", "shardlaw-report")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("fault", "finds", "holds"), FAULTS)
-def test_a_certified_list_has_cases_that_show_a_planted_fault(
-    fault: str, finds: str, holds: str, user: User, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certified_list_has_cases_that_show_a_planted_fault(fault: str, finds: str, holds: str, planted: Planted) -> None:
     """A run of the whole list would find the same, but confirm and shrink it in every law: the cases of two laws tell, the second as a
     run without the fault would."""
-    monkeypatch.chdir(user.folder)
-    monkeypatch.syspath_prepend(user.lib)
-    cases = read_profile("collectives-2026.1").laws[finds]
-    target = find_target("pypost", None, 5.0, 4)
-    with Pool(replace(target, env=(("PYPOST_FAULT", fault),))) as pool:
-        assert "deviates" in {verdict.status for verdict in pool.check(find(finds), cases)}
-        assert {verdict.status for verdict in pool.check(find(holds), read_profile("collectives-2026.1").laws[holds])} == {"held"}
+    planted.plant(fault)
+    listed = read_profile("collectives-2026.1").laws
+    assert "deviates" in {verdict.status for verdict in planted.pool.check(find(finds), listed[finds])}
+    assert {verdict.status for verdict in planted.pool.check(find(holds), listed[holds])} == {"held"}
 
 
 @pytest.mark.parametrize(("fault", "finds", "holds"), FAULTS)
-def test_a_planted_fault_is_found_and_named(fault: str, finds: str, holds: str, user: User) -> None:
-    done = user.shardlaw("run", "--target", "pypost", finds, holds, "--budget", "60s", PYPOST_FAULT=fault)
+def test_a_planted_fault_is_found_and_named(fault: str, finds: str, holds: str, user: User, plant: Callable[[str], None]) -> None:
+    plant(fault)
+    done = user("run", "--target", "pypost", finds, holds, "--budget", "60s")
     assert done.returncode == 1, done.stdout + done.stderr
     assert user.outcomes() == {finds: "deviates", holds: "held"}
     found = user.report()["findings"]
     assert {one["where"] for one in found if one["kind"] not in ("hang", "crash")} <= {"the back end pypost"}, found
 
 
-def test_a_fault_that_is_not_known_is_not_planted(user: User) -> None:
-    done = user.shardlaw("run", "--target", "pypost", "collective.all-reduce", PYPOST_FAULT="lost-waits")
+def test_a_fault_that_is_not_known_is_not_planted(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYPOST_FAULT", "lost-waits")
+    done = user("run", "--target", "pypost", "collective.all-reduce")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "PYPOST_FAULT=lost-waits: unknown fault (known: wrong-reduction, swapped-ranks," in done.stderr
 
 
-def test_a_known_fault_of_a_collective_is_one_entry(user: User) -> None:
+def test_a_known_fault_of_a_collective_is_one_entry(user: User, plant: Callable[[str], None]) -> None:
+    plant("swapped-ranks")
     run = "run", "--target", "pypost", "collective.all-gather", "layout.full", "redistribute.large", "--budget", "60s"
-    assert user.shardlaw(*run, PYPOST_FAULT="swapped-ranks").returncode == 1
+    assert user(*run).returncode == 1
     new = [found for found in user.report()["findings"] if found["status"] == "new"]
     assert {found["law"] for found in new} == {"collective.all-gather", "layout.full", "redistribute.large"}
     assert {found["where"] for found in new} == {"the back end pypost"}
     notes = {found["note"] for found in new if not found["law"].startswith("collective.")}
     assert notes == {"not shrunk: it calls all_gather, which the back end does wrong"}
-    done = user.shardlaw("expect", "update", "shardlaw-report", "-o", "mine.toml")
+    done = user("expect", "update", "shardlaw-report", "-o", "mine.toml")
     assert "1 entry written to mine.toml" in done.stdout, done.stdout + done.stderr
     mine = user.folder / "mine.toml"
     mine.write_text(mine.read_text().replace('reason = "..."', 'reason = "all_gather swaps what the last two members gave"'))
-    done = user.shardlaw(*run, "--seed", "1", "--expect", "mine.toml", PYPOST_FAULT="swapped-ranks")
+    done = user(*run, "--seed", "1", "--expect", "mine.toml")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_group_that_does_nothing_is_told_to_do_nothing(user: User) -> None:
     (user.folder / "shardlaw.toml").write_text(FAKE_CONFIG)
     laws = "collective.all-reduce", "collective.broadcast", "redistribute.local", "mesh.coordinates"
-    done = user.shardlaw("run", "--target", "fake", *laws, "--budget", "60s")
+    done = user("run", "--target", "fake", *laws, "--budget", "60s")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     found = user.outcomes()
@@ -198,7 +235,7 @@ def test_the_group_that_does_nothing_is_told_to_do_nothing(user: User) -> None:
 
 def test_a_gap_that_is_not_declared_is_a_finding(user: User) -> None:
     (user.folder / "shardlaw.toml").write_text(GAPPY_CONFIG)
-    done = user.shardlaw("run", "--target", "silent", "collective.all-to-all", "collective.gather", "--budget", "60s")
+    done = user("run", "--target", "silent", "collective.all-to-all", "collective.gather", "--budget", "60s")
     assert done.returncode == 1, done.stdout + done.stderr
     assert user.outcomes() == {"collective.all-to-all": "deviates", "collective.gather": "held"}
     assert {found["kind"] for found in user.report()["findings"]} <= {"raised", "divergence"}
@@ -208,7 +245,7 @@ def test_a_gap_that_is_not_declared_is_a_finding(user: User) -> None:
 def test_what_is_declared_is_counted_and_what_works_all_the_same_is_stale(user: User) -> None:
     (user.folder / "shardlaw.toml").write_text(GAPPY_CONFIG)
     laws = "collective.all-to-all", "collective.functional[permute_tensor]", "collective.gather", "collective.broadcast"
-    done = user.shardlaw("run", "--target", "frank", *laws)
+    done = user("run", "--target", "frank", *laws)
     assert done.returncode == 0, done.stdout + done.stderr
     report = user.report()
     outcomes = [(law["id"], law["outcome"], law["reason"]) for law in report["laws"]]
@@ -230,7 +267,7 @@ def test_what_is_declared_is_counted_and_what_works_all_the_same_is_stale(user: 
 
 def test_probing_tells_gaps_and_what_is_stale(user: User) -> None:
     (user.folder / "shardlaw.toml").write_text(GAPPY_CONFIG)
-    done = user.shardlaw("targets", "--probe")
+    done = user("targets", "--probe")
     assert done.returncode == 0, done.stdout + done.stderr
     silent, frank = done.stdout.split("silent: ")[1].split("frank: ")
     assert "all_to_all          undeclared: raised: every rank raised NotImplementedError: gappy: no all_to_all" in silent
@@ -249,10 +286,13 @@ def test_probing_tells_gaps_and_what_is_stale(user: User) -> None:
         ("time.sleep(60)", 3, "of 2 were not ready within 3 s (startup_timeout)"),
     ],
 )
-def test_a_back_end_that_cannot_start_ends_a_run_with_one_line(body: str, limit: int, message: str, user: User) -> None:
+def test_a_back_end_that_cannot_start_ends_a_run_with_one_line(
+    body: str, limit: int, message: str, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(user.folder)
     (user.folder / "mine.py").write_text(f"import os, time\n\n\ndef register():\n    {body}\n")
     (user.folder / "shardlaw.toml").write_text(f'[target.mine]\nbackend = "gloo"\nsetup = "mine:register"\nstartup_timeout = {limit}\n')
-    done = user.shardlaw("run", "--target", "mine", "collective.all-reduce", PYTHONPATH=f"{user.folder}{os.pathsep}{ROOT}")
+    done = user("run", "--target", "mine", "collective.all-reduce")
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("shardlaw: target mine cannot start: rank")
