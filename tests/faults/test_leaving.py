@@ -18,14 +18,17 @@ import pytest
 
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.world import Pool, WorldError
+from tests import forked
 from tests.faults.conftest import LAWS, case
+from tests.faults.driver import main
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def driver(how: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+def ended(how: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A driver that ends as an interpreter does, and what it has started."""
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.faults.driver", how],
@@ -42,6 +45,14 @@ def driver(how: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     finally:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def killed(how: str) -> Iterator[tuple[forked.Driver, dict[str, Any]]]:
+    """A driver that does not come to its end, and what it has started."""
+    with forked.driver(lambda: main(how), ROOT) as process:
+        line = process.output.readline()
+        yield process, json.loads(line) if line.startswith("{") else pytest.fail(line + process.output.read())
 
 
 def is_alive(pid: int) -> bool:
@@ -64,7 +75,7 @@ def left(started: dict[str, Any], seconds: float) -> list[str]:
 
 @pytest.mark.parametrize("how", ["raises", "forgets"])
 def test_driver_that_ends_by_itself(how: str) -> None:
-    with driver(how) as (process, started):
+    with ended(how) as (process, started):
         out, error = process.communicate(timeout=30)
         assert process.returncode == (how == "raises"), error
         assert len(started["pids"]) == 6
@@ -75,7 +86,7 @@ def test_driver_that_ends_by_itself(how: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_driver_that_is_killed_while_ranks_work(number: signal.Signals) -> None:
-    with driver("works") as (process, started):
+    with killed("works") as (process, started):
         time.sleep(0.2)
         process.send_signal(number)
         process.wait(60)
@@ -83,15 +94,15 @@ def test_driver_that_is_killed_while_ranks_work(number: signal.Signals) -> None:
 
 
 def test_driver_that_is_killed_while_the_server_loads() -> None:
-    with driver("loading") as (process, started):
+    with killed("loading") as (process, started):
         assert len(started["pids"]) == 1
-        process.kill()
+        process.send_signal(signal.SIGKILL)
         process.wait(60)
         assert left(started, 5) == []
 
 
 def test_ranks_do_not_outlive_their_server() -> None:
-    with driver("works") as (process, started):
+    with killed("works") as (process, started):
         # an interrupt from the keyboard reaches the driver alone
         assert {os.getpgid(pid) for pid in started["pids"]}.isdisjoint({os.getpgid(process.pid)})
         (server,) = [pid for pid in started["pids"] if psutil.Process(pid).ppid() == process.pid]
@@ -108,28 +119,23 @@ def left_in(folder: str) -> list[psutil.Process]:
     return [child for child in psutil.Process().children(recursive=True) if folder in " ".join(child.cmdline())]
 
 
-def test_close_leaves_nothing_in_this_process() -> None:
+def test_close_waits_for_no_busy_rank_and_leaves_nothing_in_this_process() -> None:
     files = len(os.listdir("/proc/self/fd"))
     threads = threading.active_count()
     with Pool(Target()) as pool:
         pool.check(LAWS["sums"], [case("sums", 2)])
         pool.check(LAWS["killed"], [case("killed", 2)])
+        pool.check(LAWS["sums"], [case("sums", 2), case("sums", 3)])
+        # one world is idle now, and the other has a rank that never ends
+        pool.submit(LAWS["spins"], case("spins", 2), lambda verdict: None)
+        pool.poll()
         folder = pool.folder
+        pool.close()
     assert not os.path.exists(folder)
     assert left_in(folder) == []
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (files, threads)
     with pytest.raises(WorldError, match="closed"):
         pool.poll()
-
-
-def test_close_does_not_wait_for_busy_ranks() -> None:
-    pool = Pool(Target())
-    pool.check(LAWS["sums"], [case("sums", 2)])
-    pool.submit(LAWS["spins"], case("spins", 2), lambda verdict: None)
-    pool.poll()
-    pool.close()
-    pool.close()
-    assert not os.path.exists(pool.folder)
 
 
 def test_close_before_the_server_is_ready_leaves_nothing() -> None:

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +14,14 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
+from shardlaw.conformance.commands import cli
 from shardlaw.conformance.report.reporter import Reporter
 from shardlaw.conformance.run.request import RunRequest
 from shardlaw.conformance.run.start import start_run
 from shardlaw.conformance.target.config import find_target
+from tests.forked import Driver, driver
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
-ROOT = Path(__file__).parents[2]
 SECONDS = 5  # within which everything is gone
 
 
@@ -32,27 +31,16 @@ def read(report: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def running(report: Path, *laws: str) -> Iterator[subprocess.Popen[str]]:
+def running(report: Path, *laws: str) -> Iterator[Driver]:
     """A run that has judged some cases and has many more to judge."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "shardlaw", "run", *laws, "--profile", "nightly", "--report", str(report)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=report.parent,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    try:
+    arguments = ["run", *laws, "--profile", "nightly", "--report", str(report)]
+    with driver(lambda: cli.main(arguments), report.parent) as process:
         until = time.monotonic() + 90
         while not ((report / "cases.txt").exists() and (report / "cases.txt").stat().st_size):
-            assert process.poll() is None, process.communicate()[0]
+            assert process.poll() is None, process.output.read()
             assert time.monotonic() < until, "no case was judged"
             time.sleep(0.05)
         yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def alive(processes: list[psutil.Process]) -> list[int]:
@@ -94,8 +82,7 @@ def test_run_whose_driver_breaks(tmp_path: Path) -> None:
         theirs = psutil.Process(process.pid).children(recursive=True)
         shutil.rmtree(report / "findings")
         (report / "findings").write_text("in the way")
-        out, _ = process.communicate(timeout=90)
-        assert process.returncode in (1, 3), out
+        assert process.wait(90) in (1, 3), process.output.read()
         assert alive(theirs) == []
     assert read(report)["laws"]
 

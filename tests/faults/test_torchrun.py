@@ -14,8 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
+from shardlaw.conformance.commands import cli
 from shardlaw.conformance.errors import UsageError
-from shardlaw.conformance.world.hosts.torchrun import is_secondary_process, launch_info
+from shardlaw.conformance.world.hosts import torchrun
+from shardlaw.conformance.world.hosts.torchrun import LaunchInfo, is_secondary_process, launch_info, run_launched
 from shardlaw.conformance.world.launch import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
@@ -33,15 +35,16 @@ LAUNCHED = {
 
 
 @contextmanager
-def launched(report: Path, *arguments: str, processes: int = 2) -> Iterator[list["subprocess.Popen[str]"]]:
-    """Two agents of torchrun that run the same command."""
+def launched(report: Path, *arguments: str, nodes: int = 2, processes: int = 2) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Agents of torchrun, one for each node, that run the same command."""
     port = free_port()
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path, "SHARDLAW_LAWS": ""}
     agents: list[subprocess.Popen[str]] = []
     try:
-        for node in range(2):
-            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", f"--nproc-per-node={processes}"]
+        for node in range(nodes):
+            place = [f"--nnodes={nodes}", f"--node-rank={node}", f"--nproc-per-node={processes}"]
+            command = [sys.executable, "-m", "torch.distributed.run", *place]
             command += ["--master-addr=127.0.0.1", f"--master-port={port}", "-m", "shardlaw", "run", *arguments, "--report", str(report)]
             agents.append(
                 subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=report.parent, env=env)
@@ -77,20 +80,28 @@ def wait_for_cases(report: Path, agents: list["subprocess.Popen[str]"]) -> None:
         time.sleep(0.1)
 
 
-def test_run_over_two_agents_judges_what_a_run_on_one_machine_does(tmp_path: Path) -> None:
-    laws = ["redistribute.bystander", "redistribute.same", "collective.barrier"]
-    with launched(tmp_path / "far", *laws) as agents:
+def test_run_over_two_agents_finds_what_a_run_on_one_machine_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["redistribute.same", "mesh.local-rank", "collective.barrier", "--no-expect"]
+    with launched(tmp_path / "far", *asked) as agents:
         out = [agent.communicate(timeout=200)[0] for agent in agents]
-        assert [agent.returncode for agent in agents] == [0, 0], out
-    assert "exit 0: nothing new" in out[0]
+        assert [agent.returncode for agent in agents] == [1, 0], out
+    assert "exit 1: " in out[0]
     assert "shardlaw" not in out[1]
-    command = [sys.executable, "-m", "shardlaw", "run", *laws, "--world-size", "4", "--report", str(tmp_path / "near")]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", *asked, "--world-size", "4", "--report", "near"]) == 1
     far, near = read(tmp_path / "far"), read(tmp_path / "near")
-    assert (far["exit"], far["complete"], far["target"]["world_size"]) == (0, True, 4)
+    assert (far["exit"], far["complete"], far["target"]["world_size"]) == (1, True, 4)
+    assert [found["law"] for found in far["findings"]] == ["mesh.local-rank"]
     assert [found["id"] for found in far["findings"]] == [found["id"] for found in near["findings"]]
     cases = [sorted((tmp_path / one / "cases.txt").read_text().splitlines()) for one in ("far", "near")]
     assert cases[0] == cases[1]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_driver_ends_with_the_code_of_its_run(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrun, "_exit_after_parent", lambda parent: None)  # these tests' own
+    place = LaunchInfo(0, 1, 0, 1, "127.0.0.1", free_port(), False, "none/0")
+    assert run_launched(place, 1, lambda launch, ranks: code) == code
 
 
 @pytest.mark.parametrize(("lost", "processes"), [(0, 1), (1, 2)])
@@ -112,20 +123,11 @@ def test_run_that_loses_an_agent(tmp_path: Path, lost: int, processes: int) -> N
     assert (report / "report.md").exists()
 
 
-def test_findings_come_out_as_the_drivers_code(tmp_path: Path) -> None:
-    report = tmp_path / "report"
-    with launched(report, "collective.all-reduce", "--no-expect", processes=1) as agents:
-        assert agents[0].wait(200) == 1
-        assert agents[1].wait(60) == 0
-    told = read(report)
-    assert (told["exit"], told["target"]["world_size"]) == (1, 2)
-
-
 def test_request_that_is_refused_is_refused_once(tmp_path: Path) -> None:
-    with launched(tmp_path / "report", "redistribute.*", "--world-size", "9", processes=1) as agents:
-        out = agents[0].communicate(timeout=100)[0]
+    with launched(tmp_path / "report", "redistribute.*", "--world-size", "9", nodes=1) as (agent,):
+        out = agent.communicate(timeout=100)[0]
         assert out.count("shardlaw: --world-size 9: torchrun has launched 2 processes") == 1
-        assert agents[1].wait(100) in (0, 1)
+        assert agent.returncode == 1
 
 
 def test_place_of_a_launched_process() -> None:

@@ -20,7 +20,7 @@ from shardlaw.conformance.run.state import LawResult
 from shardlaw.conformance.target.config import find_target
 from shardlaw.conformance.world import Pool
 from tests.harness.runs import CASE, LAWS, FakeRun
-from tests.harness.shells import MODULE, Shell
+from tests.harness.shells import MODULE, Shell, serve_all
 
 
 @pytest.fixture
@@ -68,3 +68,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 def same_ranks(served: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tried again is tried in fresh worlds of one server, instead of a server for each command."""
     monkeypatch.setattr(world, "Pool", lambda target: nullcontext(served))
+
+
+@pytest.fixture(scope="session")
+def kept() -> Iterator[Pool]:
+    """Ranks of gloo for many runs."""
+    with Pool(find_target("gloo", None, None, 4)) as pool:
+        yield pool
+
+
+@pytest.fixture
+def one_server(kept: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run has worlds of its own, from one server, instead of a server for each run."""
+
+    serve_all(kept, monkeypatch)

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from shardlaw.conformance import world
 from shardlaw.conformance.commands import cli
 from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.run import start
 from shardlaw.conformance.run.finding_file import SCHEMA
+from shardlaw.conformance.world import Pool
 
 MODULE = """
 import os, time
@@ -64,6 +68,19 @@ class Shell:
     def __call__(self, *arguments: str) -> Done:
         code = cli.main(list(arguments))
         return Done(code, *self._capsys.readouterr())
+
+
+def serve_all(pool: Pool, patch: pytest.MonkeyPatch) -> None:
+    """Have runs and replays on the target of ``pool`` take their ranks from it: each has worlds of its own, all have one server."""
+
+    def opened(target: Target, *, worlds: int = 1, launch: object = None) -> Pool:
+        assert target == pool.target
+        pool.worlds_per_size = worlds
+        return pool
+
+    patch.setattr(pool, "close", pool.end_worlds)
+    patch.setattr(start, "Pool", opened)
+    patch.setattr(world, "Pool", opened)
 
 
 def refused(done: Done) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 from shardlaw.conformance.commands import cli
 from shardlaw.conformance.laws import find
+from tests import forked
 from tests.harness.shells import MODULE, Shell, refused, stored
 
 pytestmark = pytest.mark.ranks
@@ -252,14 +253,13 @@ def test_targets_are_listed_with_what_is_missing(shell: Shell) -> None:
 
 
 def test_a_terminated_replay_is_143(shell: Shell) -> None:
-    command = [sys.executable, "-m", "shardlaw", "replay", "module.holds world=2", "--times", "1000000"]
-    process = subprocess.Popen(command, cwd=shell.folder, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    process.stdout.read()
-    assert process.wait(30) == 143
+    arguments = ["replay", "module.holds world=2", "--times", "1000000"]
+    with forked.driver(lambda: cli.main(arguments), shell.folder) as process:
+        process.output.readline()
+        process.output.readline()
+        process.send_signal(signal.SIGTERM)
+        process.output.read()
+        assert process.wait(30) == 143
 
 
 def test_output_that_nobody_reads_is_no_error(shell: Shell) -> None:

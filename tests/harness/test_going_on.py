@@ -5,26 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardlaw.conformance.commands import cli
+from shardlaw.conformance.law.verdict import Verdict
+from shardlaw.conformance.report.reporter import Reporter
 from shardlaw.conformance.report.run_report import read_report
 from tests.harness import reports
+from tests.harness.shells import Shell, refused
 
-# in the order of a run; of the second and the last but one something deviates, which takes time to confirm
+# in the order of a run; of the second and the last but one something deviates
 LAWS = "mesh.coordinates", "mesh.local-rank", "mesh.groups", "mesh.group-order", "mesh.equality"
-
-
-def shardlaw(folder: Path, *arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "shardlaw", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
-    return done.returncode, done.stdout + done.stderr
 
 
 def told(folder: Path) -> dict[str, Any]:
@@ -32,32 +26,45 @@ def told(folder: Path) -> dict[str, Any]:
     return found
 
 
+def end_at_first_deviation(patch: pytest.MonkeyPatch) -> None:
+    """Have the run end itself, as from outside, as soon as it knows of a case that deviates."""
+    on_case = Reporter.on_case
+
+    def ending(self: Reporter, verdict: Verdict, is_drawn: bool) -> None:
+        on_case(self, verdict, is_drawn)
+        if verdict.status == "deviates":
+            signal.raise_signal(signal.SIGTERM)
+
+    patch.setattr(Reporter, "on_case", ending)
+
+
 @pytest.mark.ranks
-def test_a_run_that_was_ended_goes_on_and_comes_to_the_report_of_the_whole(tmp_path: Path) -> None:
+def test_a_run_that_was_ended_goes_on_and_comes_to_the_report_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    shardlaw = Shell(tmp_path, capsys)
     arguments = ["run", *LAWS, "--no-expect"]
-    process = subprocess.Popen([sys.executable, "-m", "shardlaw", *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 120
-    cases = tmp_path / "shardlaw-report" / "cases.txt"
-    while not (cases.exists() and "mesh.local-rank" in cases.read_text()):
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 143
+    monkeypatch.chdir(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        end_at_first_deviation(patch)
+        assert shardlaw(*arguments).returncode == 143
     first = told(tmp_path)
     assert first["stopped_by"] == "SIGTERM"
     outcomes = {law["id"]: law["outcome"] for law in first["laws"]}
     assert outcomes["mesh.coordinates"] == "held"
     assert outcomes["mesh.equality"] == "untested"
-    code, said = shardlaw(tmp_path, "run", "--resume", "--no-expect")
-    assert code == 1, said
-    assert "laws that were left" in said.splitlines()[0]
+    assert "mesh.local-rank" in (tmp_path / "shardlaw-report" / "cases.txt").read_text()
+    # what was ended keeps its ranks to itself: these have cases left that nobody waits for
+    request.getfixturevalue("one_server")
+    done = shardlaw("run", "--resume", "--no-expect")
+    assert done.returncode == 1, done
+    assert "laws that were left" in done.stdout.splitlines()[0]
     resumed = told(tmp_path)
     assert {law["id"]: law["outcome"] for law in resumed["laws"]}["mesh.equality"] == "held"
     assert [found["law"] for found in resumed["findings"]][:1] == ["mesh.local-rank"]
     whole = tmp_path / "whole"
     whole.mkdir()
-    assert shardlaw(whole, *arguments)[0] == 1
+    assert shardlaw(*arguments, "--report", str(whole / "shardlaw-report")).returncode == 1
     at_once = told(whole)
     for name in ("cases", "findings", "new", "distinct", "drawn"):
         assert resumed["totals"][name] == at_once["totals"][name], name
@@ -65,10 +72,10 @@ def test_a_run_that_was_ended_goes_on_and_comes_to_the_report_of_the_whole(tmp_p
     assert resumed["features"] == at_once["features"]
     lines = [sorted((folder / "shardlaw-report" / "cases.txt").read_text().splitlines()) for folder in (tmp_path, whole)]
     assert lines[0] == lines[1]
-    code, said = shardlaw(tmp_path, "run", "--resume", "--no-expect")
-    assert (code, said.splitlines()[-1]) == (2, "shardlaw: --resume shardlaw-report: that run was finished: there is nothing left")
-    code, said = shardlaw(tmp_path, "run", "--last-failed", "--no-expect")
-    assert code == 1, said
+    said = refused(shardlaw("run", "--resume", "--no-expect"))
+    assert said == "--resume shardlaw-report: that run was finished: there is nothing left"
+    done = shardlaw("run", "--last-failed", "--no-expect")
+    assert done.returncode == 1, done
     assert [law["id"] for law in told(tmp_path)["laws"]] == ["mesh.local-rank", "mesh.group-order"]
     assert (tmp_path / "shardlaw-report" / "cases.txt").read_text().split("\n")[0].startswith("wrong-value")
 

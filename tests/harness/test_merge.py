@@ -187,6 +187,7 @@ LAWS = ("mesh.local-rank", "mesh.refusals", "mesh.coordinates", "layout.wrapper[
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("one_server")
 @pytest.mark.parametrize(("count", "expect"), [(2, ()), (3, ("--no-expect",))])
 def test_the_shards_of_a_real_run_make_up_the_whole(count: int, expect: tuple[str, ...], tmp_path: Path) -> None:
     shards = [f"{at}/{count}" for at in range(1, count + 1)]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shardlaw.conformance.commands import cli
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Verdict
@@ -176,14 +174,15 @@ def test_no_more_is_tried_once_something_is_wrong() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.timeout(120)
-def test_a_run_that_ends_with_its_first_finding_begins_with_it(tmp_path: Path) -> None:
+def test_a_run_that_ends_with_its_first_finding_begins_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "planted.py").write_text(PLANTED)
     (tmp_path / "shardlaw.toml").write_text('[target.faulty]\nbackend = "gloo"\nsetup = "planted:plant"\n')
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
-    env.pop("SHARDLAW_LAWS", None)  # of other tests
-    command = [sys.executable, "-m", "shardlaw", "run", "redistribute.*", "op.forward[fliplr]", "--target", "faulty", "-x"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 1, done.stdout + done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    code = cli.main(["run", "redistribute.*", "op.forward[fliplr]", "--target", "faulty", "-x"])
+    assert code == 1, capsys.readouterr()
     report = json.loads((tmp_path / "shardlaw-report" / "report.json").read_text())
     (finding,) = [one for one in report["findings"] if one["status"] == "new"]
     assert finding["case"]["law"] == "op.forward[fliplr]"

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shardlaw.conformance.law.law import EarlyRefusal
 from shardlaw.conformance.laws import catalogue
+from shardlaw.conformance.run import supported
 from shardlaw.conformance.run.expectations import SHIPPED
 from shardlaw.conformance.run.supported import FILES, for_installed_torch, has_list_for, parse_list, supported_laws
+from shardlaw.conformance.target.config import find_target
+from shardlaw.conformance.world import Pool
+from tests.harness.shells import Shell, serve_all
 
-ROOT = Path(__file__).parents[2]
 LISTS = sorted(SHIPPED.glob(FILES))
 PLANTED = """
 import torch
@@ -28,6 +28,8 @@ def lost(self, schema):
     pending = any(placement.is_partial() for spec in schema.args_spec for placement in spec.placements)
     if pending and schema.op is torch.ops.aten.flip.default:
         raise NotImplementedError("flip: pending reductions are not supported")
+    if schema.op is torch.ops.aten.roll.default:
+        raise NotImplementedError("roll: not supported")
     return true(self, schema)
 
 def plant():
@@ -61,41 +63,49 @@ def test_on_a_release_that_no_list_speaks_of_a_control_may_be_refused(release: s
         assert isinstance(for_installed_torch(catalogue()[law_id]).refusal, EarlyRefusal) == early
 
 
-EARLIER = """
-import sys
-from shardlaw.conformance.commands.cli import main
-from shardlaw.conformance.run import supported
-
-supported._lists_up_to = lambda release: []
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def shardlaw(folder: Path, planted: str, *arguments: str, by: Sequence[str] = ("-m", "shardlaw")) -> subprocess.CompletedProcess[str]:
-    """A command on a target ``lossy``, on whose ranks the support of an op is lost."""
-    (folder / "planted.py").write_text(planted)
+@pytest.fixture(scope="module")
+def lossy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pool, Path]]:
+    """Ranks on which the support of two ops is lost, and the folder of their config."""
+    folder = tmp_path_factory.mktemp("lossy")
+    (folder / "planted.py").write_text(PLANTED)
     (folder / "shardlaw.toml").write_text('[target.lossy]\nbackend = "gloo"\nsetup = "planted:plant"\n')
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))}
-    env.pop("SHARDLAW_LAWS", None)  # of other tests
-    command = [sys.executable, *by, *arguments]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100, check=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        pool = Pool(find_target("lossy", None, None, 4))
+    with pool:
+        yield pool, folder
+
+
+@pytest.fixture
+def shardlaw(lossy: tuple[Pool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """Commands on a target ``lossy``, whose ranks all come from one server; reports go to the folder of the test."""
+    pool, folder = lossy
+    serve_all(pool, monkeypatch)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    return Shell(tmp_path, capsys)
 
 
 @pytest.mark.ranks
-def test_a_release_before_all_lists_may_refuse_a_control(tmp_path: Path) -> None:
-    planted = PLANTED.replace("pending and", "").replace("flip", "roll")
-    done = shardlaw(tmp_path, planted, "run", "op.forward[roll.wrapped]", "--target", "lossy", by=("-c", EARLIER))
+def test_a_release_before_all_lists_may_refuse_a_control(shardlaw: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supported, "_lists_up_to", lambda release: [])
+    supported.has_list_for.cache_clear()
+    try:
+        done = shardlaw("run", "op.forward[roll.wrapped]", "--target", "lossy", "--report", str(shardlaw.folder))
+    finally:
+        supported.has_list_for.cache_clear()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "(unsupported: every case is refused, on every rank alike)" in done.stdout
 
 
 @pytest.mark.ranks
-def test_what_is_refused_and_was_not_is_a_finding(tmp_path: Path) -> None:
-    done = shardlaw(tmp_path, PLANTED, "run", "op.forward[fliplr]", "--target", "lossy", "--profile", "ci")
+def test_what_is_refused_and_was_not_is_a_finding(shardlaw: Shell) -> None:
+    done = shardlaw("run", "op.forward[fliplr]", "--target", "lossy", "--profile", "ci", "--report", str(shardlaw.folder))
     assert done.returncode == 1, done.stdout + done.stderr
-    (found,) = json.loads((tmp_path / "shardlaw-report" / "report.json").read_text())["findings"]
+    (found,) = json.loads((shardlaw.folder / "report.json").read_text())["findings"]
     assert (found["kind"], found["script"]) == ("raised", "proven")
     assert "earlier releases refuse no case" in found["message"]
-    again = shardlaw(tmp_path, PLANTED, "replay", f"shardlaw-report/findings/{found['id']}.json")
+    again = shardlaw("replay", str(shardlaw.folder / "findings" / f"{found['id']}.json"))
     assert again.returncode == 1, again.stdout + again.stderr
     assert "as stored" in again.stdout

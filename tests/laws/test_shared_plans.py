@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardlaw.conformance import compat
+from shardlaw.conformance.commands import cli
 from shardlaw.conformance.compat import plans
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.target import Target
@@ -281,18 +280,26 @@ def test_a_torch_without_the_hooks_shares_nothing(monkeypatch: pytest.MonkeyPatc
     assert "nothing_of_the_kind: needed to plan an op once for several ranks" in shared_plans.why_unavailable()
 
 
+@pytest.fixture(scope="module")
+def comparing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pool, Path]]:
+    """Worlds in which what a rank takes is compared, and the file that lists it."""
+    taken = tmp_path_factory.mktemp("compared") / "taken"
+    env = (("PYTHONPATH", str(ROOT)), ("PLANS_TAKEN", str(taken)))
+    with Pool(Target(setup="tests.laws.test_shared_plans:compared", env=env)) as pool:
+        yield pool, taken
+
+
 @pytest.mark.ranks
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("law", ["op.forward[add]", "op.forward[mm]", "op.forward[linalg.vector_norm]", "op.program"])
-def test_what_is_taken_is_what_is_worked_out(law: str, tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
+def test_what_is_taken_is_what_is_worked_out(law: str, comparing: tuple[Pool, Path]) -> None:
+    pool, taken = comparing
+    pool.end_worlds()  # ranks that have planned for another law take less
     taken.write_text("")
-    env = (("PYTHONPATH", str(ROOT)), ("PLANS_TAKEN", str(taken)))
-    verdicts = []
-    with Pool(Target(setup="tests.laws.test_shared_plans:compared", env=env)) as pool:
-        for case in first_cases(find(law)):
-            pool.submit(find(law), case, verdicts.append, reuse=True)
-        pool.flush()
+    verdicts: list[Verdict] = []
+    for case in first_cases(find(law)):
+        pool.submit(find(law), case, verdicts.append, reuse=True)
+    pool.flush()
     assert [verdict.error for verdict in verdicts if "what was taken" in verdict.error] == []
     assert len(taken.read_text().splitlines()) > 20
 
@@ -335,15 +342,16 @@ def test_a_fault_of_some_ranks_alone_is_seen(fault: str, asked: tuple[Pool, Path
 
 @pytest.mark.ranks
 @pytest.mark.timeout(480)
-def test_a_fault_of_one_rank_alone_is_a_finding_of_a_run(tmp_path: Path) -> None:
+def test_a_fault_of_one_rank_alone_is_a_finding_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     named = tmp_path / "fault"
     named.write_text("rank_1_claims_its_results_whole")
-    (tmp_path / "shardlaw.toml").write_text('[target.faulty]\nbackend = "gloo"\nsetup = "tests.planted.hook:planted"\n')
-    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
-    env = {**os.environ, "PYTHONPATH": path, "PLANTED_FAULT_FILE": str(named)}
-    env.pop(SHARED_PLANS, None)
-    command = [sys.executable, "-m", "shardlaw", "run", *LAWS, "--target", "faulty", "-x", "--report", "report"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400, check=False)
+    target = f'backend = "gloo"\nsetup = "tests.planted.hook:planted"\nenv = {{ PLANTED_FAULT_FILE = "{named}" }}\n'
+    (tmp_path / "shardlaw.toml").write_text(f"[target.faulty]\n{target}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(SHARED_PLANS, raising=False)
+    code = cli.main(["run", *LAWS, "--target", "faulty", "-x", "--report", "report"])
+    assert code == 1, capsys.readouterr()
     report = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert done.returncode == 1, done.stdout + done.stderr
     assert [found["law"] for found in report["findings"] if found["status"] == "new"] != []
