@@ -178,7 +178,7 @@ def test_world_goes_on_after_messages_between_two_of_its_ranks(house: House) -> 
         (Target(backend="nonsense"), r"rank \d of 2 ended while it started: .*nonsense"),
         (Target(setup="tests.faults.hooks:breaks"), r"rank \d of 2 ended while it started: RuntimeError: this backend is broken"),
         (Target(setup="tests.faults.hooks:ends"), r"rank \d of 2 ended while it started: exit code 5"),
-        (Target(setup="tests.faults.hooks:sleeps", startup_timeout=1.5), r"ranks \[0, 1\] of 2 were not ready within 1.5 s"),
+        (Target(setup="tests.faults.hooks:sleeps", startup_timeout=5.0), r"ranks \[0, 1\] of 2 were not ready within 5 s"),
         (Target(env=(("SHARDLAW_LAWS", "no.such.module"),)), "ModuleNotFoundError: No module named 'no'"),
         (Target(setup="tests.faults.hooks:kills_server"), "the process that starts ranks has ended"),
     ],
