@@ -43,24 +43,28 @@ def interleave_families(plans: Sequence[Plan]) -> list[Plan]:
 
 def cases_in_turn(plans: Sequence[Plan], waves: Mapping[str, Sequence[Collection[int]]]) -> Iterator[tuple[Law, Case]]:
     """Yield the cases of the first :data:`ALONE` waves; then with each further one a tenth of the listed cases of each plan that are in no
-    wave, and the drawn cases of a tenth of the plans, so that ranks do not wait for what is drawn. Without waves these are all, and the
-    control of each law. Neighbours, which are alike, are in different tenths. A law whose cases the installed torch cannot make, or that
-    raises, has no further ones: its turn says why."""
+    wave, and the drawn cases of a tenth of the plans, so that ranks do not wait for what is drawn. Without waves these are all. A law
+    begins with its control, with the last of the first waves at the latest. Neighbours, which are alike, are in different tenths. A law
+    whose cases the installed torch cannot make, or that raises, has no further ones: its turn says why."""
     count = max(map(len, waves.values()), default=0)
     alone = ALONE if count else 0
     others: dict[str, list[Case]] = {}
+    begun: set[str] = set()
     for turn in range(max(count, alone + PARTS)):
         for at, plan in enumerate(plans):
             law, of_law, part = plan.law, waves.get(plan.law.id, ()), turn - alone
-            yield from ((law, case) for case in _made(plan.listed_at, of_law[turn] if turn < len(of_law) else ()))
+            cases = _made(plan.listed_at, of_law[turn] if turn < len(of_law) else ())
             if part == 0:
-                in_waves = {*_made(plan.listed_at, frozenset[int]().union(*of_law))}
-                listed = (*_made(_control, plan), *_made(partial(_fed, drawn=False), plan))
-                others[law.id] = [case for case in listed if case not in in_waves]
+                elsewhere = {*_made(_control, plan), *_made(plan.listed_at, frozenset[int]().union(*of_law))}
+                others[law.id] = [case for case in _made(partial(_fed, drawn=False), plan) if case not in elsewhere]
             if part >= 0:
-                yield from ((law, case) for case in others[law.id][part::PARTS])
+                cases += others[law.id][part::PARTS]
             if at % PARTS == part:
-                yield from ((law, case) for case in _made(partial(_fed, drawn=True), plan))
+                cases += _made(partial(_fed, drawn=True), plan)
+            if (cases or part >= -1) and law.id not in begun:
+                begun.add(law.id)
+                cases = [*_made(_control, plan), *cases]
+            yield from ((law, case) for case in cases)
 
 
 def _made(make: Callable[[Any], list[Case]], of: Any) -> list[Case]:

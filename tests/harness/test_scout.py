@@ -105,10 +105,10 @@ def texts(cases: Iterable[Case]) -> list[str]:
     return sorted(case.text for case in cases)
 
 
-def test_the_control_of_each_law_comes_with_a_tenth_of_its_listed_cases_and_the_drawn_cases_law_by_law() -> None:
+def test_the_control_of_each_law_comes_before_a_tenth_of_its_listed_cases_and_the_drawn_cases_law_by_law() -> None:
     cases, listed = in_turn(plans_of(LAWS)), fed(LAWS[0], drawn=False)
     controls = [Case.parse(law.control) for law in LAWS]
-    tenth, drawn = [controls[0], *listed][::PARTS], fed(LAWS[0])[len(listed) :]
+    tenth, drawn = [controls[0], *listed[::PARTS]], fed(LAWS[0])[len(listed) :]
     assert drawn
     assert cases[: len(tenth) + len(drawn) + 1] == [*tenth, *drawn, controls[1]]
     assert texts(cases) == texts([*controls, *(case for law in LAWS for case in fed(law))])
@@ -119,7 +119,8 @@ def test_waves_come_first_and_the_others_with_the_later_ones() -> None:
     waves = {LAWS[1].id: [frozenset({3, 5}), frozenset({0}), nothing, frozenset({1})], LAWS[2].id: [nothing, frozenset({1, 10**6})]}
     waves[LAWS[2].id] += [nothing, nothing]
     plans = plans_of(LAWS)
-    first = [*plans[1].listed_at([3, 5]), *plans[1].listed_at([0]), *plans[2].listed_at([1])]
+    first = [Case.parse(LAWS[1].control), *plans[1].listed_at([3, 5]), *plans[1].listed_at([0])]
+    first += [Case.parse(LAWS[2].control), *plans[2].listed_at([1])]
     (later,) = plans[1].listed_at([1])
     cases = in_turn(plans, waves)
     assert next(case for case in cases[len(first) :] if case.law == LAWS[1].id) == later
