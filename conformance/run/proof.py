@@ -10,6 +10,7 @@ import importlib
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 import tempfile
 import threading
@@ -17,7 +18,7 @@ import time
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -67,7 +68,6 @@ class Prover:
     def load_torch() -> None:
         """Start the process from which scripts are forked, unless it runs already; does not wait for it."""
         _forkserver()
-        forkserver.ensure_running()
 
     def stop(self) -> None:
         """End the scripts that run, and start no more."""
@@ -107,10 +107,18 @@ def _run_script_once(text: str, setup: str, argument: str, limit: float, stopped
 
 
 def _forkserver() -> ForkServerContext:
+    """The context of the process from which scripts are forked, which has begun to load torch. An interrupt from the keyboard is not for
+    it: it would print where it was."""
     from shardlaw.conformance.compat import LAZY_MODULES  # loads torch
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, *LAZY_MODULES])
+    resource_tracker.ensure_running()  # which the next call starts too, and then lets interrupts through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
 

@@ -184,6 +184,22 @@ def test_a_history_runs_first_in_the_same_ranks() -> None:
     assert proof.run_script(held(render(last, HEADER))).code == 1
 
 
+INTERRUPTED = """
+import os, signal
+from shardlaw.conformance.run.proof import Prover, prove
+signal.signal(signal.SIGINT, lambda *_: None)
+Prover.load_torch()
+os.killpg(0, signal.SIGINT)  # as the keyboard does
+print(prove("raise SystemExit(1)"))
+"""
+
+
+def test_an_interrupt_does_not_reach_the_process_that_scripts_are_forked_from() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", INTERRUPTED]
+    done = subprocess.run(command, start_new_session=True, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stdout, done.stderr) == ("proven\n", "")
+
+
 def test_imports_are_merged_and_cut() -> None:
     names = ", ".join(f"a_rather_long_name_{at}" for at in range(8))
     text = held(render(Script((Stage(1, ("return 1, 1",)),), (*SHARD, f"from torch.futures import {names}", "import os")), HEADER))

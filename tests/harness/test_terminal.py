@@ -163,6 +163,8 @@ def test_the_finding_that_ends_a_run_is_shown_once_and_what_was_tried_before_it_
     text = out.getvalue()
     assert text.count("wrong-value ") == 1
     assert re.search(r" s, stopped by -x after 6 cases of all laws in turn\n5 laws: ", text)
+    run.stopped_by = None
+    assert run.update(0).ahead == 0
 
 
 def test_the_pace_of_turns_is_counted_from_the_first(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,8 +91,9 @@ def test_theirs(world): assert world.target.name == "mine" and layouts and Layou
 def test_a_broken_module_of_laws_keeps_nobody_from_their_own_tests(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("LAWS = 3\n")
     plain = "def test_it(): pass\n"
-    alone = pytest_in(tmp_path, "test_it.py", tests=plain, laws="nowhere.broken")
-    assert (alone.returncode, "1 passed" in alone.stdout) == (0, True), alone.stdout
+    for laws in ("broken", "nowhere.broken"):
+        alone = pytest_in(tmp_path, "test_it.py", tests=plain, laws=laws)
+        assert (alone.returncode, "1 passed" in alone.stdout) == (0, True), alone.stdout
     asked = pytest_in(tmp_path, "test_it.py", "broken.py", "--continue-on-collection-errors", tests=plain, laws="broken")
     assert "1 passed, 1 error" in asked.stdout, asked.stdout
     assert "shardlaw: SHARDLAW_LAWS: broken has LAWS = 3: want a list of Law" in asked.stdout

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from shardlaw.conformance.laws import find
-from shardlaw.conformance.run import start
 from shardlaw.conformance.run.certified_profile import read_profile
 from shardlaw.conformance.target.config import find_target
 from shardlaw.conformance.world import Pool
-from tests.harness.shells import Shell
+from tests.harness.shells import Shell, serve_all
 
 pytestmark = pytest.mark.ranks
 
@@ -130,8 +129,7 @@ def plant(planted: Planted, user: User, monkeypatch: pytest.MonkeyPatch) -> Call
     """Plants a fault in the ranks of the runs that follow: runs of this user have ranks of one server, instead of a server each."""
     config = user.folder / "shardlaw.toml"
     config.write_text(config.read_text().replace('"pypost:register"', '"planting:register"'))
-    monkeypatch.setattr(start, "Pool", lambda target, **more: planted.pool)
-    monkeypatch.setattr(planted.pool, "close", planted.pool.end_worlds)
+    serve_all(planted.pool, monkeypatch)
     return planted.plant
 
 
