@@ -87,7 +87,8 @@ def draw_module(draw: st.DrawFn, limits: Limits) -> Case:
     control="mesh=2x2 x=5x6:R,S(0) a=5 b=3:-:int64 fn=some hooks=both arguments=3",
     draw=draw_module,
     draws=60,
-    # a partly replicated model on a 2-D mesh, a model on a sub-mesh, shared parameters, and a model in another one
+    # a partly replicated model on a 2-D mesh, a model on a sub-mesh, shared parameters, a model in another one, and a
+    # frozen parameter that nothing distributes
     cases=(
         "mesh=2x2 x=128x5:R,S(0) a=128 b=3:-:int64 fn=some hooks=both arguments=3",
         "mesh=2x2 x=12x128:R,S(1) a=12 b=3:-:int64 fn=some hooks=both arguments=3",
@@ -98,6 +99,7 @@ def draw_module(draw: st.DrawFn, limits: Limits) -> Case:
         "mesh=2x2 x=4x3:R,R a=4 b=3:-:int64 fn=none hooks=none shared=1",
         "mesh=2 x=4x3:R a=4 b=3:-:int64 fn=none hooks=none deep=1",
         "mesh=2 x=4x3:S(0) a=4 b=3:-:int64 fn=some hooks=both arguments=2 deep=1",
+        "mesh=2 x=4x3:R a=4 b=3:-:int64 fn=none hooks=none frozen=1",
     ),
     needs=("broadcast", "scatter"),
     weight=0.6,
