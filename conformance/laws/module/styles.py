@@ -204,7 +204,9 @@ def features_styles(case: Case) -> set[str]:
     return found | uneven((*extents, *case.shape("dims")), case.mesh().size)
 
 
-LAYOUT_OPTIONS = "and has the layouts that input_layouts, output_layouts and use_local_output say."
+LAYOUT_OPTIONS = (
+    "and has the layouts that input_layouts, output_layouts and use_local_output say; further arguments pass unchanged."
+)
 LAWS = make_laws(
     styled,
     styled_due,
@@ -230,7 +232,7 @@ LAWS = make_laws(
         "module.styles[sequence]": {
             "clause": (
                 "SequenceParallel replicates parameters and shards the sequence dim of its input, also of a DTensor "
-                "with another placement."
+                "with another placement; further arguments pass unchanged."
             ),
             "source": f"{DOC}, SequenceParallel",
             "control": "mesh=2 style=SequenceParallel module=layer-norm dims=2 input=2x4x2 from=R wrapped=1",
