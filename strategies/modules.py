@@ -281,12 +281,28 @@ def build_model(model: type[nn.Module], sizes: Shape, bias: bool, seed: int, **o
     return module.eval()
 
 
+class OffsetLinear(nn.Linear):
+    """A linear layer with a second argument, a number that is added to its output."""
+
+    def forward(self, x: torch.Tensor, offset: float = 0.0) -> torch.Tensor:
+        return super().forward(x) + offset
+
+
+class OffsetNorm(RMSNorm):
+    """A norm with a second argument, a number that is added to its input."""
+
+    def forward(self, x: torch.Tensor, offset: float = 0.0) -> object:
+        return super().forward(x + offset)
+
+
 LAYERS: Mapping[str, Callable[..., nn.Module]] = {
     "linear": nn.Linear,
     "embedding": nn.Embedding,
     "layer-norm": lambda width: nn.LayerNorm(width, eps=0.125),
     "rms-norm": RMSNorm,
     "dropout": lambda width: nn.Dropout(0.5),
+    "offset-linear": OffsetLinear,
+    "offset-norm": OffsetNorm,
 }
 
 

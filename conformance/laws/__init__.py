@@ -117,6 +117,7 @@ MODULES = (
     "module.meta_device",
     "module.fsdp_methods",
     "module.fully_shard_groups",
+    "module.complex_parameters",
     "module.between_steps",
     "module.altered",
     "module.layers",

@@ -159,6 +159,7 @@ def backward_of_modules_is_not_heard() -> None:
     "module.fsdp[shared]",
     "module.fsdp[partly]",
     "module.layers-fully",
+    "module.complex",
 )
 def gradients_are_summed_not_averaged() -> None:
     @instead(_fsdp_collectives, "_div_if_needed")

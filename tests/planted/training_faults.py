@@ -85,6 +85,13 @@ def map_takes_inputs_as_they_lie() -> None:
         return true(func, outs, None, *rest)
 
 
+@breaks("module.local-map-calls")
+def map_adds_one() -> None:
+    @instead(_func_map, "_local_map_wrapped")
+    def fault(true: Any, func: Any, *rest: Any, **named: Any) -> Any:
+        return true(lambda *args, **options: func(*args, **options) + 1, *rest, **named)
+
+
 @breaks("module.local-map-refusals")
 def map_moves_unasked() -> None:
     @instead(_func_map, "_local_map_wrapped")

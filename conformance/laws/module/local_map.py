@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from hypothesis import strategies as st
@@ -229,6 +229,30 @@ def _(mesh: Mesh, fn: str, inputs: list[Global], grads: bool, plain: bool, along
         "plain": outs[0].detach() if plain else None,
         "gradients": [Claimed(leaf.grad, mesh) if grads else None for leaf in leaves],
     }
+
+
+@law(
+    "module.local-map-calls",
+    source=f"{DOC}, local_map (a PlacementType is a Tuple[Placement] value; no DTensor argument is the only exception)",
+    control="mesh=2 x=4:S(0):float64:small call=by-place",
+    cases=[f"mesh=2 x=4:S(0):float64:small call={call}" for call in ("by-place", "by-name", "beside", "tuple")],
+    weight=0.1,
+)
+def called(x: DTensor, call: Literal["by-place", "by-name", "beside", "tuple"]):
+    """local_map calls a function with the local tensors of all DTensors, those given by name too, and makes DTensors of
+    what it returns, whether their placements are a list or a tuple."""
+    summed = local_map(
+        lambda a, b=0.0: (a + b).sum().reshape(1), out_placements=(Shard(0),) if call == "tuple" else [Shard(0)]
+    )
+    if call == "by-name":
+        return summed(a=x)
+    return summed(x, b=x) if call == "beside" else summed(x)
+
+
+@called.due
+def _(x: Global, call: str):
+    times = 2 if call == "beside" else 1
+    return x.holding(torch.stack([x.local(rank).sum() * times for rank in x.mesh.ranks]))
 
 
 # refused calls, with x sharded on dim 0 of a 1-D mesh

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from hypothesis import strategies as st
@@ -49,14 +49,24 @@ from shardlaw.strategies.modules import eighths
 CLASSES = {"input": "PrepareModuleInput", "output": "PrepareModuleOutput", "both": "PrepareModuleInputOutput"}
 
 
+class Named(NamedTuple):
+    """Two results with names."""
+
+    first: Any
+    second: Any
+
+
 class Probe(nn.Module):
-    """A module that returns its arguments and stores them in ``received``."""
+    """A module that returns its arguments, one of them as ``gives`` says, and stores them in ``received``."""
 
     received: tuple[Any, ...] = ()
+    gives: str | None = None
 
     def forward(self, first: Any, second: Any = None, *, extra: Any = None) -> Any:
         self.received = (first, second, extra)
-        return first if second is None else (first, second)
+        if second is None:
+            return (first,) if self.gives == "tuple" else first
+        return Named(first, second) if self.gives == "named" else (first, second)
 
 
 @dataclass(frozen=True)
@@ -128,20 +138,28 @@ Inputs = Annotated[list[Any], FromCase(read_inputs, "shape", "wrapped")]
 ByName = Annotated[bool, FromCase(lambda case: case.get("beside", "none") == "named")]
 
 
-def prepared(style: StyleArgument, mesh: DeviceMesh, inputs: Inputs, by_name: ByName):
+def prepared(
+    style: StyleArgument,
+    mesh: DeviceMesh,
+    inputs: Inputs,
+    by_name: ByName,
+    gives: Literal["tuple", "named"] | None = None,
+):
     """Tensors with a layout, positional or by keyword, are taken in it and moved to the desired layout; other arguments
-    pass unchanged."""
+    pass unchanged, and a tuple stays the tuple that it is."""
     probe, (first, second, extra) = Probe(), inputs
+    probe.gives = gives
     parallelize_module(nn.ModuleDict({"probe": probe}), mesh, {"probe": style})
     by_position = [first] if second is None or by_name else [first, second]
     named = ({"second": second} if by_name else {}) | ({} if extra is None else {"extra": extra})
     out = probe(*by_position, **named)
     outs = [*out] if isinstance(out, tuple) else [out]
     passed = [received is given for received, given in zip(probe.received, inputs, strict=True)]
-    return {"met": [*probe.received], "passed": passed, "output": outs, "returned": outs[-1] is second}
+    got = {"met": [*probe.received], "passed": passed, "output": outs}
+    return {**got, "returned": outs[-1] is second, "type": type(out).__name__}
 
 
-def prepared_due(style: PrepareStyle, inputs: list[Any], rank: Rank):
+def prepared_due(style: PrepareStyle, inputs: list[Any], gives: str | None, rank: Rank):
     def due(value: Any, placement: Placement, local: bool) -> Any:
         moved = value.under((placement,))
         return moved.local(rank) if local else moved
@@ -159,6 +177,7 @@ def prepared_due(style: PrepareStyle, inputs: list[Any], rank: Rank):
         "passed": [alone or ..., True if plain or (alone and inputs[1] is not None) else ..., ...],
         "output": outs[: 1 if inputs[1] is None else 2],
         "returned": plain or ...,
+        "type": Of("Named" if gives == "named" else gives) if gives else ...,
     }
 
 
@@ -191,7 +210,14 @@ CONTROLS = {
     "output": "mesh=2 style=output shape=4x3 from=R to=S(0) local=yes",
     "both": "mesh=2 style=both shape=4x3 from=S(0) to=R local=yes",
 }
-NAMED = "mesh=2 style=input shape=4x3 from=S(0) to=R local=no beside=named extra=1"  # of two keywords one has a layout
+SWEEPS = {
+    "input": ("mesh=2 style=input shape=4x3 from=S(0) to=R local=no beside=named extra=1",),  # one keyword has a layout
+    "output": (
+        "mesh=2 style=output shape=4x3 from=S(0) to=R local=yes gives=tuple",
+        "mesh=2 style=output shape=4x3 from=S(0) to=R local=yes beside=alike gives=named",
+    ),
+    "both": ("mesh=2 style=both shape=4x3 from=S(0) to=R local=yes gives=tuple",),
+}
 LAWS = make_laws(
     prepared,
     prepared_due,
@@ -200,7 +226,8 @@ LAWS = make_laws(
             "control": control,
             "draw": partial(draw_prepare, side=side),
             "source": f"{DOC}, {CLASSES[side]}",
-            **({"sweep": texts(NAMED), "sweeps": 1} if side == "input" else {}),
+            "sweep": texts(*SWEEPS[side]),
+            "sweeps": len(SWEEPS[side]),
         }
         for side, control in CONTROLS.items()
     },

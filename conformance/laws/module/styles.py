@@ -72,7 +72,8 @@ class StyleOptions:
     def parameters(self, dense: nn.Module, mesh: Mesh) -> dict[str, Global]:
         """The due parameters of a layer."""
         named = dict(dense.named_parameters())
-        placements = PARAMETER_PLACEMENTS.get(f"{self.argument.name} {type(dense).__name__}", (R(),) * len(named))
+        layer = type(dense).__name__.removeprefix("Offset")
+        placements = PARAMETER_PLACEMENTS.get(f"{self.argument.name} {layer}", (R(),) * len(named))
         return {name: dtensor(mesh, full, at) for (name, full), at in zip(named.items(), placements, strict=True)}
 
 
@@ -113,17 +114,18 @@ Layer = Annotated[nn.Module, FromCase(read_layer, "module", "dims", "frozen")]
 Input = Annotated[torch.Tensor, FromCase(read_input, "input", "wrapped")]
 
 
-def styled(style: LayerStyle, module: Layer, input: Input, mesh: DeviceMesh):
+def styled(style: LayerStyle, module: Layer, input: Input, mesh: DeviceMesh, offset: float | None = None):
     parallelize_module(module, mesh, style)
     with torch.no_grad():
-        out = module(input)
+        out = module(input) if offset is None else module(input, offset)
     named = dict(module.named_parameters())
     return {"parameters": named, "trained": [parameter.requires_grad for parameter in named.values()], "output": out}
 
 
-def styled_due(style: StyleOptions, module, input: Global, mesh: Mesh, rank: Rank):
+def styled_due(style: StyleOptions, module, input: Global, mesh: Mesh, offset: float | None, rank: Rank):
     with torch.no_grad():
-        out = dtensor(mesh, module(input.full), style.output_layout)
+        full = module(input.full) if offset is None else module(input.full, offset)
+    out = dtensor(mesh, full, style.output_layout)
     return {
         "parameters": style.parameters(module, mesh),
         "trained": Of([parameter.requires_grad for parameter in module.parameters()]),
@@ -165,13 +167,14 @@ def draw_weighted(kind: str) -> Callable[[Limits], SearchStrategy[Case]]:
     return lambda limits: weighted_cases(limits, kind).filter(leaves_no_rank_empty)
 
 
-def sweep_frozen(kind: str) -> Callable[[Limits], list[Case]]:
-    """Frozen parameters, which are seldom drawn: all of a layer, and one of two."""
+def sweep_weighted(kind: str) -> Callable[[Limits], list[Case]]:
+    """Frozen parameters, which are seldom drawn: all of a layer, and one of two; and a layer with a second argument."""
     return texts(
         f"mesh=2 style={kind} module=linear dims=4x6 input=4x4 frozen=1",
         f"mesh=2 style={kind} module=embedding dims=4x6 input=4 from=R frozen=1",
         f"mesh=2 style={kind} module=linear dims=4x6 input=4x4 frozen=bias",
         f"mesh=2 style={kind} module=linear dims=4x6 input=4x4 frozen=weight",
+        f"mesh=2 style={kind} module=offset-linear dims=4x6 input=4x4 offset=8.0",
     )
 
 
@@ -201,7 +204,9 @@ def features_styles(case: Case) -> set[str]:
     return found | uneven((*extents, *case.shape("dims")), case.mesh().size)
 
 
-LAYOUT_OPTIONS = "and has the layouts that input_layouts, output_layouts and use_local_output say."
+LAYOUT_OPTIONS = (
+    "and has the layouts that input_layouts, output_layouts and use_local_output say; further arguments pass unchanged."
+)
 LAWS = make_laws(
     styled,
     styled_due,
@@ -212,8 +217,8 @@ LAWS = make_laws(
             "control": "mesh=2 style=ColwiseParallel module=linear dims=5x4 input=4x5 to=S(0) local=no",
             "draw": draw_weighted("ColwiseParallel"),
             "draws": 11,
-            "sweep": sweep_frozen("ColwiseParallel"),
-            "sweeps": 4,
+            "sweep": sweep_weighted("ColwiseParallel"),
+            "sweeps": 5,
         },
         "module.styles[rowwise]": {
             "clause": f"RowwiseParallel shards weights by rows {LAYOUT_OPTIONS}",
@@ -221,20 +226,23 @@ LAWS = make_laws(
             "control": "mesh=2 style=RowwiseParallel module=linear dims=4x5 input=4x4 to=S(0)",
             "draw": draw_weighted("RowwiseParallel"),
             "draws": 11,
-            "sweep": sweep_frozen("RowwiseParallel"),
-            "sweeps": 4,
+            "sweep": sweep_weighted("RowwiseParallel"),
+            "sweeps": 5,
         },
         "module.styles[sequence]": {
             "clause": (
                 "SequenceParallel replicates parameters and shards the sequence dim of its input, also of a DTensor "
-                "with another placement."
+                "with another placement; further arguments pass unchanged."
             ),
             "source": f"{DOC}, SequenceParallel",
             "control": "mesh=2 style=SequenceParallel module=layer-norm dims=2 input=2x4x2 from=R wrapped=1",
             "draw": draw_sequence,
             "draws": 12,
-            "sweep": texts("mesh=2 style=SequenceParallel module=layer-norm dims=4 input=4x3x4 dim=0"),
-            "sweeps": 1,
+            "sweep": texts(
+                "mesh=2 style=SequenceParallel module=layer-norm dims=4 input=4x3x4 dim=0",
+                "mesh=2 style=SequenceParallel module=offset-norm dims=4 input=2x4x4 offset=8.0",
+            ),
+            "sweeps": 2,
         },
     },
     features=features_styles,

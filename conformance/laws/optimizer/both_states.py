@@ -59,11 +59,12 @@ from shardlaw.conformance.laws.roundtrip.cases import narrow
 
 DOCS = "torch.distributed.checkpoint.state_dict docs"
 NEEDS = ("checkpoint", "object_collectives")
-TRAITS = ("tied", "same", "extra", "hidden", "renamed", "frozen", "idle", "hollow", "scheduled")
+TRAITS = ("tied", "twice", "same", "extra", "hidden", "renamed", "frozen", "idle", "hollow", "scheduled")
 Traits = Annotated[Sequence[str], WordsField(*TRAITS)]
 How = Annotated[Sequence[str], WordsField("plain", "flat", "whole", "broadcast", "apart", "offload")]
 FEATURES = {
     "tied": "tied",
+    "twice": "tied",
     "same": "module-twice",
     "extra": "extra-state",
     "hidden": "buffer-not-saved",
@@ -249,6 +250,9 @@ TIED = (
     f"mesh=3 x=2x4:S(0):{SMALL} a=4:R:{SMALL} to.x=S(1) with=tied,extra how=broadcast,apart groups=one",
     f"mesh=2 x=5x2:-:{SMALL} a=4:-:{SMALL} wrap=ddp with=tied",
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} wrap=compile with=tied how=flat groups=one",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} with=twice",
+    f"mesh=2 x=2:S(0):{SMALL} a=2:R:{SMALL} with=twice how=whole",
+    f"mesh=2 x=2:-:{SMALL} a=2:-:{SMALL} with=twice wrap=ddp",
 )
 DEEP = (
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} opt=deep",

@@ -4,6 +4,7 @@ The tensors of a case are placed as in the ``Model`` of :mod:`shardlaw.conforman
 names traits of the model:
 
 ``tied``     ``head.weight`` is the first parameter
+``twice``    ``again`` is the first parameter
 ``same``     ``outer.again`` is the module ``inner``
 ``extra``    ``inner`` has an extra state
 ``hidden``   ``inner`` has a non-persistent buffer
@@ -84,6 +85,8 @@ class Net(Model):
         if "tied" in traits:
             self.head = nn.Module()
             self.head.register_parameter("weight", getattr(self, first))
+        if "twice" in traits:
+            self.register_parameter("again", getattr(self, first))
         if "same" in traits:
             self.outer = nn.Module()
             self.outer.again = self.inner
@@ -112,6 +115,8 @@ def by_state_name(
         entries |= {path.replace("inner.", "outer.again."): entries[path] for path in inner_names}
     if "tied" in traits:
         entries["head.weight"] = first
+    if "twice" in traits:
+        entries["again"] = first
     if "renamed" in traits:
         entries["kept.weight"] = first
     return entries
