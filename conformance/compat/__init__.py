@@ -66,6 +66,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "shard gradients alone, with replicas",
         "torch.distributed.fsdp:ShardingStrategy._HYBRID_SHARD_ZERO2",
     ),
+    "fsdp_comm_hooks": ("compress gradients of FSDP1", "torch.distributed.algorithms._comm_hooks.default_hooks:"),
     "replicate": ("replicate a module in place", "torch.distributed._composable.replicate:replicate"),
     "pre_dp_module_transform": ("replicate parallel models", "torch.distributed.tensor.parallel.ddp:_pre_dp_module_transform"),
     "context_parallel_unshard": (

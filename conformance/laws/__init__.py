@@ -136,6 +136,7 @@ MODULES = (
     "module.local_map",
     "module.microbatches",
     "module.pipeline_stages",
+    "module.traced_stages",
     "module.experimental",
     "module.context_parallel",
     "module.register_sharding",

@@ -1,10 +1,10 @@
-"""Faults of sequences that are cut up for attention, of microbatches, and of random numbers in place, planted one at a time."""
+"""Faults of sequences that are cut up for attention, of microbatches and stages, and of random numbers in place, planted one at a time."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch.distributed.pipelining import PipelineStage, microbatch
+from torch.distributed.pipelining import Pipe, PipelineStage, microbatch
 from torch.distributed.tensor import Replicate, _dispatch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.experimental._context_parallel import _attention
@@ -65,3 +65,13 @@ def a_stage_is_sent_half_of_each_gradient() -> None:
     @instead(PipelineStage, "_retrieve_recv_grads")
     def fault(true: Any, self: Any, chunk: int) -> Any:
         return tuple(grad if grad is None else grad / 2 for grad in true(self, chunk))
+
+
+@breaks("module.traced-stages")
+def weights_of_traced_stages_are_halved() -> None:
+    @instead(Pipe, "get_stage_module")
+    def fault(true: Any, self: Any, number: int) -> Any:
+        stage = true(self, number)
+        for parameter in stage.parameters():
+            parameter.data /= 2
+        return stage

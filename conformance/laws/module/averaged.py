@@ -1,7 +1,8 @@
 """The law of ranks that share gradients through a hook, or train apart and average their parameters now and then.
 
 Fields of a case: ``way`` is how ranks share what they have learned; on a mesh of two dims, ranks along the last dim
-are those that share gradients among themselves. ``mixed`` has one layer in a lower precision than the other.
+are those that share gradients among themselves. ``mixed`` has one layer in a lower precision than the other, ``split``
+each gradient in a bucket of its own.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ CASES = (
     "mesh=2@1,2 way=apart period=2",
     "mesh=2 way=apart period=2 mixed=1",
     "mesh=2 way=groups period=3 mixed=1",
+    "mesh=2 way=mean split=1",
+    "mesh=2 way=power split=1",
 )
 
 
@@ -173,6 +176,7 @@ def averaged(
     period: int = 1,
     start: int = 0,
     mixed: bool = False,
+    split: bool = False,
 ):
     """A hook gives every rank the mean of the gradients, as exact as what it sends, and from a step on the mean of its
     own group. Ranks that train apart have the mean of their parameters, each of the same parameter, in every
@@ -187,7 +191,8 @@ def averaged(
         model.float()
         inputs = [x.float() for x in inputs]
     if way in HOOKS:
-        forward = DistributedDataParallel(model, process_group=group)
+        sizes: Any = {"bucket_cap_mb": 0.00001} if split else {}
+        forward = DistributedDataParallel(model, process_group=group, **sizes)
         register_hook(forward, way, start, mesh)
     averager = make_averager(way, period, start, group) if way not in HOOKS or way == "local" else None
     return take_steps(model, forward, inputs, way, averager, dist.get_rank(group))

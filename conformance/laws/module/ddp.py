@@ -8,6 +8,8 @@ two forward passes, which come before one backward pass), ``held`` how many pass
 ``no_sync`` come before each synchronised one, ``nested``: each of them after another ``no_sync`` within it has ended,
 ``buckets`` how gradients are put into buckets, ``composed``: the model itself is made to replicate. ``delayed`` has the
 gradients of the second layer wait for those of the first before they are shared, ``dtype`` is that of the parameters.
+``hooked`` registers a communication hook, after the model was evaluated, ``cut`` replicates the model as the one module
+of a container, of which a slice is taken.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlaw.conformance import compat
@@ -159,6 +162,9 @@ CASES = (
     "mesh=3 gives=own loss=later held=1 buckets=view",
     "mesh=2 gives=tuple delayed=1 held=1",
     "mesh=2 gives=tuple delayed=1 dtype=float64",
+    "mesh=2 gives=tensor hooked=1",
+    "mesh=2 gives=tensor composed=1 hooked=1",
+    "mesh=2 gives=tensor composed=1 cut=1",
 )
 
 
@@ -166,11 +172,18 @@ def copied_gradients(model: nn.Module) -> dict[str, Any]:
     return {name: None if grad is None else grad.clone() for name, grad in reduced_gradients(model).items()}
 
 
+def note_bucket(noted: list[int], group: Any, bucket: Any) -> Any:
+    """Share a bucket of gradients as without a hook, and note it."""
+    noted.append(bucket.index())
+    return allreduce_hook(group, bucket)
+
+
 @law(
     "module.replicated",
     source=(
         "torch.nn.parallel docs, DistributedDataParallel: gradients are averaged; find_unused_parameters, all tensors "
-        "contained in the return value; static_graph; no_sync; delay_all_reduce_named_params"
+        "contained in the return value; static_graph; no_sync; delay_all_reduce_named_params; register_comm_hook: "
+        "before calling backward; docstring of DDP.__new__ of replicate: indexing into a container module"
     ),
     control=CASES[0],
     draw=draw_ddp,
@@ -191,10 +204,12 @@ def ddp(
     composed: bool = False,
     delayed: bool = False,
     dtype: torch.dtype = torch.float32,
+    hooked: bool = False,
+    cut: bool = False,
 ):
     """After each step every rank has the mean of all gradients, whatever the model returns, whatever of it the loss
     uses, however many passes under no_sync come before, after which it has the sum of its own, and whether or not some
-    gradients are to wait for others."""
+    gradients are to wait for others or go through a hook. A slice of a container that is replicated is one of it."""
     model.to(dtype)
     options: dict[str, Any] = {
         "find_unused_parameters": graph == "unused",
@@ -208,7 +223,12 @@ def ddp(
         options["delay_all_reduce_named_params"] = second
         options["param_to_hook_all_reduce"] = model.get_parameter("one.weight")
     replicate: Any = compat.replicate if composed else DistributedDataParallel
-    parallel, steps, held = replicate(model, process_group=mesh.get_group(), **options), [], []
+    group, steps, held, noted = mesh.get_group(), list[Any](), list[Any](), list[int]()
+    parallel = replicate(nn.Sequential(model) if cut else model, process_group=group, **options)
+    if hooked:
+        with torch.no_grad():
+            parallel(inputs[0][0].to(dtype))
+        parallel.register_comm_hook(group, lambda state, bucket: note_bucket(noted, state, bucket))
     for passes in inputs:
         model.zero_grad()
         for number, x in enumerate(passes):
@@ -223,11 +243,11 @@ def ddp(
             if not last:
                 held.append(copied_gradients(model))
         steps.append(copied_gradients(model))
-    return {"steps": steps, "held": held}
+    return {"steps": steps, "held": held, "hooked": bool(noted), "cut": len(parallel[:1]) if cut else 0}
 
 
 @ddp.due
-def _(model, mesh: Mesh, inputs: list[Any], loss: str, dtype: torch.dtype, rank: Rank):
+def _(model, mesh: Mesh, inputs: list[Any], loss: str, dtype: torch.dtype, hooked: bool, cut: bool, rank: Rank):
     model.to(dtype)
     steps, held = [], list[Any]()
     for step in range(STEPS):
@@ -241,4 +261,4 @@ def _(model, mesh: Mesh, inputs: list[Any], loss: str, dtype: torch.dtype, rank:
                 backward(model, x.to(dtype), loss)
         grads = reduced_gradients(model)
         steps.append({name: None if grad is None else Near(grad / len(inputs)) for name, grad in grads.items()})
-    return {"steps": steps, "held": held}
+    return {"steps": steps, "held": held, "hooked": hooked, "cut": int(cut)}

@@ -6,13 +6,15 @@ first), ``orig`` whether the optimizer gets the original parameters, ``units`` w
 separately, ``clip`` the order of the norm by which gradients are clipped, ``host`` whether the full optimizer state is
 offloaded to the CPU, ``given`` in which container the model is given its input, to which it adds an entry, ``added``
 whether the gradients of all passes are added up before one step, shared after the last alone (``kept``) or after each
-(``shared``), ``turned`` whether weights lie by columns in memory.
+(``shared``), ``turned`` whether weights lie by columns in memory, ``hook`` the communication hook of torch by which
+gradients are shared.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import nullcontext
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -67,6 +69,9 @@ CASES = (
     "mesh=4 model=mlp dims=5x4x2 strategy=none orig=yes added=kept",
     f"{MODEL} strategy=full turned=1",
     f"{MODEL} strategy=grad orig=yes host=no turned=1",
+    f"{MODEL} strategy=full hook=reduce_scatter",
+    f"{MODEL} strategy=full hook=fp16_compress",
+    f"{MODEL} strategy=none hook=bf16_compress",
 )
 STRATEGIES = {
     "full": "FULL_SHARD",
@@ -119,7 +124,8 @@ def draw_fsdp1(draw: st.DrawFn, limits: Limits) -> Case:
     "module.wrapped",
     source=(
         "torch.distributed.fsdp docs, FullyShardedDataParallel: clip_grad_norm_, the norm of all gradients as a "
-        "single vector; state_dict_type; optim_state_dict"
+        "single vector; state_dict_type; optim_state_dict; register_comm_hook; docstrings of fp16_compress_hook and "
+        "bf16_compress_hook: compressed gradients are cast back to the parameters' precision"
     ),
     control=CASES[0],
     draw=draw_fsdp1,
@@ -142,10 +148,11 @@ def fsdp1(
     given: Literal["list", "defaultdict"] | None = None,
     added: Literal["kept", "shared"] | None = None,
     turned: bool = False,
+    hook: Literal["reduce_scatter", "fp16_compress", "bf16_compress"] | None = None,
 ):
     """A model under FullyShardedDataParallel has the dense outputs, clips by the dense norm of any order, and returns
-    the full state dicts of the dense model and its optimizer, also where gradients of several passes are added up. It
-    may add to a container that it is given."""
+    the full state dicts of the dense model and its optimizer, also where gradients of several passes are added up or go
+    through a hook, which may compress them. It may add to a container that it is given."""
     if mesh.get_coordinate() is None:
         return {}
     model.to(compute)
@@ -166,6 +173,10 @@ def fsdp1(
         model.register_forward_pre_hook(take_out)
         model.register_forward_pre_hook(note_in, prepend=True)
     parallel = FullyShardedDataParallel(model, **options)
+    if hook is not None:
+        hooks = compat.fsdp_comm_hooks
+        state = hooks.LowPrecisionState(mesh.get_group(), compute)
+        parallel.register_comm_hook(state, getattr(hooks, f"{hook}_hook"))
     optim, outs, norms = adam(parallel), [], []
     for number, (x, grad) in enumerate(inputs, 1):
         goes_on = added is not None and number < len(inputs)
@@ -201,14 +212,16 @@ def _(
     compute,
     given: str | None,
     added: str | None,
+    hook: str | None,
     rank: Rank,
 ):
     if rank not in mesh.ranks:
         return {}
     model.to(compute)
+    near = partial(Near, rounding={"fp16_compress": torch.float16, "bf16_compress": torch.bfloat16}.get(hook or ""))
     optim, outs, norms = adam(model), [], []
     for number, pairs in enumerate(inputs, 1):
-        outs.append(Near(mean_backward(model, pairs)[mesh.ranks.index(rank)].detach()))
+        outs.append(near(mean_backward(model, pairs)[mesh.ranks.index(rank)].detach()))
         if added is not None and number < len(inputs):
             continue
         if clip is not None:
@@ -218,12 +231,12 @@ def _(
         optim.zero_grad()
 
     def due_state(parameter: nn.Parameter) -> dict[str, Any]:
-        return {key: Near(float(value) if value.ndim == 0 else value) for key, value in optim.state[parameter].items()}
+        return {key: near(float(value) if value.ndim == 0 else value) for key, value in optim.state[parameter].items()}
 
     return {
         "forward": outs,
         "norms": norms,
-        "state": {name: Near(parameter.detach()) for name, parameter in model.named_parameters()},
+        "state": {name: near(parameter.detach()) for name, parameter in model.named_parameters()},
         "learned": {name: due_state(parameter) for name, parameter in model.named_parameters()},
         "noted": [] if given is None else [Of(2, "wrong-value")] * len(inputs),
     }
