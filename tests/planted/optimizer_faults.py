@@ -221,7 +221,7 @@ def whole_states_not_written_back() -> None:
         true(module, state, writeback=False, **how)
 
 
-@breaks("optimizer.fsdp-whole")
+@breaks("optimizer.fsdp-whole", "optimizer.fsdp-compiled")
 def averages_of_fsdp_doubled() -> None:
     @instead(FullyShardedDataParallel, "optim_state_dict_to_load")
     def fault(true: Any, model: Any, optimizer: Any, state: Any, **how: Any) -> Any:

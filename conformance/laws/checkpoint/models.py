@@ -98,9 +98,10 @@ def steps(count: Any) -> float | None:
 
 
 def flat(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as one dict, with keys joined by dots."""
+    """Nested dicts as one dict, with keys joined by dots; those that are no texts in brackets."""
     flattened: dict[str, Any] = {}
-    for key, value in state.items():
+    for own_key, value in state.items():
+        key = own_key if isinstance(own_key, str) else f"[{own_key!r}]"
         flattened |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flattened
 
@@ -125,13 +126,15 @@ def parameters_of(values: Values) -> dict[str, Any]:
     return {path: value for path, value in in_model(values).items() if full[path].is_floating_point()}
 
 
-def keeps(values: Values, rates: Sequence[float], count: float = 1.0, *, deep: bool = False) -> dict[str, Any]:
-    """The due :func:`learned` after one step with the gradients ``values``; ``deep``: with nested states."""
+def keeps(values: Values, rates: Sequence[float], count: float = 1.0, *, deep: str | None = None) -> dict[str, Any]:
+    """The due :func:`learned` after one step with the gradients ``values``; ``deep``: with nested states,
+    in one of which is this key."""
 
     def halves(value: Any) -> dict[str, Any]:
         half = changed(value, lambda grad: grad / 2)
         if deep:
-            return {"seen.left.0": half, "seen.left.weight": 3, "seen.right": changed(value, lambda grad: grad / 4)}
+            quarter = changed(value, lambda grad: grad / 4)
+            return {f"seen.left.{deep}": half, "seen.left.weight": 3, "seen.right": quarter}
         return {"exp_avg": half, "exp_avg_sq": changed(value, lambda grad: grad * grad / 2)}
 
     averages = {path: halves(value) for path, value in values.items()}

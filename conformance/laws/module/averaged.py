@@ -1,8 +1,8 @@
 """The law of ranks that share gradients through a hook, or train apart and average their parameters now and then.
 
 Fields of a case: ``way`` is how ranks share what they have learned; on a mesh of two dims, ranks along the last dim
-are those that share gradients among themselves. ``mixed`` has one layer in a lower precision than the other, ``split``
-each gradient in a bucket of its own.
+are those that share gradients among themselves; ``slowed`` has half the rate once a state was set. ``mixed`` has one
+layer in a lower precision than the other, ``split`` each gradient in a bucket of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STEPS = 6
 HOOKS = ("mean", "half", "half-wrapped", "power", "power-fresh", "local", "bytes", "bytes-by-part")
 Way = Literal[
     "mean", "half", "half-wrapped", "power", "power-fresh", "local", "apart", "groups", "levels", "idle", "optimizer",
-    "resumed", "noticed", "bytes", "bytes-by-part",
+    "resumed", "noticed", "slowed", "bytes", "bytes-by-part",
 ]  # fmt: skip
 CASES = (
     "mesh=2 way=mean",
@@ -66,7 +66,9 @@ CASES = (
     "mesh=2 way=groups period=3 mixed=1",
     "mesh=2 way=mean split=1",
     "mesh=2 way=power split=1",
+    "mesh=2 way=slowed period=2 start=3",
 )
+RATE, RESUMED_AT = 0.0625, 4
 
 
 def read_model(case: Case) -> ModuleCall:
@@ -135,17 +137,20 @@ def take_steps(
     """Train a model. Returns its parameters after each step, and how often a hook on the step was called."""
     from torch.distributed.optim import PostLocalSGDOptimizer
 
-    optim: Any = torch.optim.SGD(model.parameters(), lr=0.0625, momentum=0.5)
-    wrapped, called, steps = way in ("local", "optimizer", "resumed", "noticed"), list[int](), list[Any]()
+    optim: Any = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.5)
+    called, steps = list[int](), list[Any]()
+    wrapped = way in ("local", "optimizer", "resumed", "noticed", "slowed")
     if wrapped:
         optim = PostLocalSGDOptimizer(optim, averager)
     if way == "noticed":
         optim.register_step_post_hook(lambda *step: called.append(1))
     for number, x in enumerate(inputs):
-        if way == "resumed" and number == 4:
+        if way in ("resumed", "slowed") and number == RESUMED_AT:
             state, averager.step = optim.state_dict(), 0
-            optim = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.0625, momentum=0.5), averager)
+            optim = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.5), averager)
             optim.load_state_dict(state)
+            for group in optim.param_groups if way == "slowed" else ():
+                group["lr"] = RATE / 2
         optim.zero_grad()
         loss_of(forward(x), way, place).backward()
         optim.step()
@@ -180,7 +185,8 @@ def averaged(
 ):
     """A hook gives every rank the mean of the gradients, as exact as what it sends, and from a step on the mean of its
     own group. Ranks that train apart have the mean of their parameters, each of the same parameter, in every
-    ``period``-th step from ``start`` on, in levels or of all ranks, and by an optimizer as by hand."""
+    ``period``-th step from ``start`` on, in levels or of all ranks, and by an optimizer as by hand, at any
+    rate."""
     if mesh.get_coordinate() is None:
         return {}
     group = mesh.get_group() if mesh.ndim == 1 else None
@@ -215,6 +221,7 @@ def _(model, mesh: Mesh, inputs: list[list[torch.Tensor]], way: str, period: int
     speed: list[dict[str, Any]] = [dict.fromkeys(names) for _ in ranks]
     steps = []
     for number in range(STEPS):
+        rate = RATE / 2 if way == "slowed" and number >= RESUMED_AT else RATE
         grads: list[dict[str, Any]] = []
         for at in ranks:
             leaves = {name: full.clone().requires_grad_() for name, full in held[at].items()}
@@ -232,7 +239,7 @@ def _(model, mesh: Mesh, inputs: list[list[torch.Tensor]], way: str, period: int
                 if grad is not None:
                     old = speed[at][name]
                     speed[at][name] = grad if old is None else old * 0.5 + grad
-                    held[at][name] = held[at][name] - 0.0625 * speed[at][name]
+                    held[at][name] = held[at][name] - rate * speed[at][name]
             if number >= start and size > 1:
                 for at, mean in enumerate(means([parameters[name] for parameters in held], size)):
                     held[at][name] = mean

@@ -82,6 +82,8 @@ class StateTensorsField(TensorsField):
 def optimized_values(values: Values, traits: Collection[str] = ()) -> dict[str, Any]:
     """The due values of the parameters in the optimizer, by state name."""
     values_by_path = parameters_of(values)
+    if "trained" in traits:
+        values_by_path["kept.own.weight"] = next(iter(values.values()))
     return dict([*values_by_path.items()][:-1]) if "idle" in traits else values_by_path
 
 

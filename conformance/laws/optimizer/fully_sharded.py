@@ -1,4 +1,4 @@
-"""Laws of the states of ``FullyShardedDataParallel`` models: each of its state dict types, and full states."""
+"""Laws of the states of ``FullyShardedDataParallel`` models: each of its state dict types, full states, names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
 
@@ -25,7 +30,7 @@ from shardlaw.conformance.laws.optimizer.checkpointed import (
     sharded_model,
 )
 from shardlaw.conformance.laws.optimizer.fields import Gradients, WorldMesh
-from shardlaw.conformance.laws.optimizer.nets import state_options
+from shardlaw.conformance.laws.optimizer.nets import state_options, train_step
 from shardlaw.conformance.laws.sharded_tensor.act_helpers import describe_if_sharded
 from shardlaw.conformance.laws.sharded_tensor.fields import due_rows
 
@@ -48,6 +53,12 @@ FULL = (
     f"world=2 a=4x3:-:{SMALL} b=3:-:{SMALL} how=whole replicas=2",
     # not in smoke: it ends the process
     f"world=2 a=5x3:-:{SMALL} b=3:-:{SMALL} how=broadcast,offload",
+)
+
+
+COMPILED = (
+    f"world=2 a=4:-:{SMALL} b=2:-:{SMALL} c=6:-:{SMALL} called=b",
+    f"world=3 a=5x3:-:{SMALL} b=7:-:{SMALL} c=3:-:{SMALL} called=c",
 )
 
 
@@ -182,3 +193,35 @@ def _(grads, rank: Rank, world: WorldSize, how, replicas=1):
         "differing": Of([]),
         **due,
     }
+
+
+@law(
+    "optimizer.fsdp-compiled",
+    source=f"{DOCS}, get_state_dict: keys are canonical FQNs; FSDP and any combination; set_optimizer_state_dict",
+    control=f"world=2 a=4:-:{SMALL} b=2:-:{SMALL} c=6:-:{SMALL} called=c",
+    cases=COMPILED,
+    features=features,
+    **COMMON,
+)
+def compiled_inside(grads: Gradients, device: Device, called: Literal["b", "c"]):
+    """The state of the optimizer of an FSDP model with a compiled module can be set on another optimizer, whatever
+    parameters inside are called."""
+    inner, outer = ParameterModule({"b": grads["b"]}), ParameterModule({"a": grads["a"]})
+    inner.inner = ParameterModule({called: grads["c"]})
+    outer.inner = torch.compile(inner, backend="eager")  # type: ignore[assignment]
+    model = FullyShardedDataParallel(outer, use_orig_params=True, device_id=device)
+    optimizer, second = adam([*model.parameters()], RATES), adam([*model.parameters()], OTHER_RATES)
+    train_step(optimizer)
+    set_optimizer_state_dict(model, second, get_optimizer_state_dict(model, optimizer))
+    states: Any = get_optimizer_state_dict(model, second)["state"]
+    return {
+        "rates": [group["lr"] for group in second.param_groups],
+        "averages": {path: describe_if_sharded(state["exp_avg"]) for path, state in states.items()},
+    }
+
+
+@compiled_inside.due
+def _(grads, rank: Rank, world: WorldSize, called):
+    paths = {"a": grads["a"], "inner.b": grads["b"], f"inner.inner.{called}": grads["c"]}
+    averages = {path: due_rows(grad / 2, range(world), rank) for path, grad in paths.items()}
+    return {"rates": saved_rates([*paths]), "averages": averages}

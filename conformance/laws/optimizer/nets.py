@@ -9,6 +9,8 @@ names traits of the model:
 ``extra``    ``inner`` has an extra state
 ``hidden``   ``inner`` has a non-persistent buffer
 ``renamed``  a module ``kept`` drops the name of its submodule in its state, by hooks and ``_fqn_modifiers``
+``trained``  its parameter is in the optimizer
+``rested``   its parameter does not require a gradient
 ``frozen``   the last of several parameters does not require a gradient
 ``idle``     the last parameter is not in the optimizer
 ``hollow``   the last group of the optimizer has no parameters
@@ -92,6 +94,7 @@ class Net(Model):
             self.outer.again = self.inner
         if "renamed" in traits:
             self.kept = RenamingModule(tensors[first].clone())
+            self.kept.requires_grad_("rested" not in traits)
 
     def held(self) -> dict[str, Any]:
         """All parameters and buffers, by canonical name."""
@@ -99,7 +102,9 @@ class Net(Model):
 
     def optimizer_parameters(self, traits: Collection[str] = ()) -> dict[str, nn.Parameter]:
         """The parameters in its optimizer, by canonical name."""
-        parameters = {path: parameter for path, parameter in self.named_parameters() if path != "kept.own.weight"}
+        parameters = dict(self.named_parameters())
+        if "trained" not in traits:
+            parameters.pop("kept.own.weight", None)
         return dict([*parameters.items()][:-1]) if "idle" in traits else parameters
 
 
@@ -144,17 +149,18 @@ def wrap_model(model: Any, wrap: str) -> nn.Module:
 
 
 class NestedStateOptimizer(torch.optim.Optimizer):
-    """An optimizer whose state is nested dicts, as that of Shampoo."""
+    """An optimizer whose state is nested dicts, as that of Shampoo, which have ``key`` among their keys."""
 
-    def __init__(self, groups: Any) -> None:
+    def __init__(self, groups: Any, key: str | int) -> None:
         super().__init__(groups, {"lr": 0.5})
+        self.key = key
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for parameter in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
             state = self.state[parameter]
             state["step"] = state.get("step", 0) + 1
-            state["seen"] = {"left": {"0": parameter.grad / 2, "weight": 3}, "right": parameter.grad / 4}
+            state["seen"] = {"left": {self.key: parameter.grad / 2, "weight": 3}, "right": parameter.grad / 4}
 
 
 OPTIMIZERS: dict[str, Any] = {

@@ -181,6 +181,7 @@ UNFROZEN = (
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} by=module",
     f"mesh=2 x=5x2:-:{SMALL} a=4:R:{SMALL} b=2:-:{SMALL} c=3:S(0):{SMALL} with=frozen,tied by=module how=whole",
     f"mesh=2 x=5x2:S(0):{SMALL} a=4:R:{SMALL} b=2:R:{SMALL} with=frozen by=module",
+    f"mesh=2 x=2:S(0):{SMALL} a=2:R:{SMALL} with=renamed,rested",
 )
 
 
@@ -205,5 +206,8 @@ def unfrozen(
 def _(tensors, with_, by):
     frozen_names = frozen(dense(tensors)) if "frozen" in with_ else []
     prefix = "inner." if by else ""
-    names = by_state_name({name: name for name in tensors}, with_).items()
-    return {"names": Of(sorted(path for path, name in names if name not in frozen_names and path.startswith(prefix)))}
+    names = by_state_name({name: name for name in tensors}, with_)
+    if "rested" in with_:
+        del names["kept.weight"]
+    taken = [path for path, name in names.items() if name not in frozen_names and path.startswith(prefix)]
+    return {"names": Of(sorted(taken))}

@@ -6,10 +6,11 @@ import importlib.util
 import json
 import os
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
+import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch.distributed.device_mesh import DeviceMesh
@@ -37,6 +38,12 @@ def require_package(module: str) -> None:
 def format_features(case: Case) -> set[str]:
     return {"storage:safetensors-in-files"} if case.get("format", "") == "safetensors" else set()
 
+
+# functions that make a further tensor of a state, of which the memory or the dtype is uncommon
+FURTHER: dict[str, Callable[[], torch.Tensor]] = {
+    "conjugated": lambda: torch.tensor([1 + 2j, 3 - 4j]).conj(),
+    "scales": lambda: torch.tensor([0.5, 4.0]).to(torch.float8_e8m0fnu),
+}
 
 OPTIONS = (
     "mesh=2 mesh.load=3 x=5x2:S(0) a=4:R state={x:x,a:a,n:1} sync=1",
@@ -90,6 +97,7 @@ SAFETENSORS = (
     "mesh=2 x=4x3:S(0) a=4x2:S(0) held=sharded cut=1@0,3@1 to.x=S(1) hf=consolidated",
     "mesh=2 x=6x3:S(0) held=sharded cut=1@0,2@1,3@0 hf=consolidated",
     "mesh=2 mesh.load=3 x=3:S(0):bfloat16 a=5x2:S(0) b=3x5:S(1):float64 to.x=R to.a=S(1) to.b=S(0) hf=consolidated",
+    *(f"mesh={mesh} x=2:S(0) hf=shards value={value}" for mesh, value in enumerate(FURTHER, 1)),
 )
 OVERWRITTEN = (
     "mesh=2 x=5x2:S(0) a=4x3:S(1) hf=shards",
@@ -236,11 +244,14 @@ def hugging_face(
     index: Word = "",
     id: Word = "",
     group: bool = False,
+    value: Word = "",
 ):
     """Tensors saved as safetensors, as shards or consolidated by one rank, all or a group, load into any layout as
     saved."""
     numbers = file_numbers(state) if index else dict.fromkeys(state, 1)
     # an index of a model names tensors that a state may lack, such as the second name of a tied parameter
+    if value:
+        state["value"] = FURTHER[value]()
     options = hf_options(hf, numbers | {"not.saved": 1} if index == "more" else numbers if index else {})
     if threads:
         options |= {"thread_count": threads, "thread_count_consolidation": threads}
@@ -280,17 +291,31 @@ def _(state: Contents, rank: Rank, hf, index, group):
 
 
 @hugging_face.then
-def _(state: Destination, second: Destination, folder: Folder, hf: Word, threads: int = 1, id: Word = ""):
-    loaded = {}
+def _(
+    state: Destination,
+    second: Destination,
+    folder: Folder,
+    hf: Word,
+    threads: int = 1,
+    id: Word = "",
+    value: Word = "",
+):
+    loaded: dict[str, Any] = {}
+    if value:
+        state["value"] = torch.zeros_like(FURTHER[value]())
     if hf in ("consolidated", "together") and not id:
         loaded["shards"] = load(second, compat.HuggingFaceStorageReader(f"{folder}/sharded", thread_count=threads))
-    return {**loaded, hf: load(state, compat.HuggingFaceStorageReader(folder, thread_count=threads))}
+    load(state, compat.HuggingFaceStorageReader(folder, thread_count=threads))
+    if value:
+        loaded["value"] = state.pop("value")
+    return {**loaded, hf: state}
 
 
 @hugging_face.due
-def _(state, hf, id):
+def _(state, hf, id, value):
     both = hf in ("consolidated", "together") and not id
-    return {"shards": state, hf: state} if both else {hf: state}
+    further = {"value": FURTHER[value]().clone()} if value else {}
+    return further | ({"shards": state, hf: state} if both else {hf: state})
 
 
 def save_safetensors(state: dict[str, Any], folder: str, hf: str, in_two: bool) -> None:
