@@ -212,6 +212,16 @@ def frozen_parameters_stay() -> None:
         return true(model, info)
 
 
+@breaks("optimizer.of-module")
+def modules_asked_for_not_looked_at() -> None:
+    """The state of a model has all parameters, whichever modules are asked for."""
+
+    @instead(state_dict, "_get_model_state_dict")
+    def fault(true: Any, model: Any, info: Any) -> Any:
+        info.submodule_prefixes = set()
+        return true(model, info)
+
+
 @breaks("optimizer.fsdp-forms")
 def whole_states_not_written_back() -> None:
     """What is loaded as a whole state does not reach the flat parameters."""

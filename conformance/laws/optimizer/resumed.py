@@ -1,4 +1,5 @@
-"""Laws of optimizer states saved during training, of the state that is set on a model, and of frozen parameters.
+"""Laws of optimizer states saved during training, of the state that is set on a model, of frozen parameters, and of the
+states of one module.
 
 A case is a model as :mod:`shardlaw.conformance.laws.optimizer.nets` describes it. ``how`` are the options of the state
 (see :mod:`~.both_states`); ``since`` says what differs between the saved optimizer and the target:
@@ -24,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
+    get_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
@@ -43,7 +45,15 @@ from shardlaw.conformance.laws.checkpoint.models import (
     saved_rates,
     with_rates,
 )
-from shardlaw.conformance.laws.optimizer.both_states import DOCS, SMALL, How, Traits, Wrap, sweep_record
+from shardlaw.conformance.laws.optimizer.both_states import (
+    DOCS,
+    SMALL,
+    How,
+    Traits,
+    Wrap,
+    optimizer_state_names,
+    sweep_record,
+)
 from shardlaw.conformance.laws.optimizer.both_states import features as features_of_both
 from shardlaw.conformance.laws.optimizer.fields import Poisoned, StateTensors, Tensors, values_with_grads
 from shardlaw.conformance.laws.optimizer.nets import Net, by_state_name, state_options, train_step, wrap_model
@@ -211,3 +221,46 @@ def _(tensors, with_, by):
         del names["kept.weight"]
     taken = [path for path, name in names.items() if name not in frozen_names and path.startswith(prefix)]
     return {"names": Of(sorted(taken))}
+
+
+OF_MODULE = (
+    f"mesh=2 x=2:R:{SMALL} a=2:R:{SMALL} call=optimizer",
+    f"mesh=2 x=5x2:S(0):{SMALL} a=4:S(0):{SMALL} b=3:R:{SMALL} call=both",
+    f"mesh=2 x=2:R:{SMALL} a=2:R:{SMALL} call=both how=flat",
+    f"mesh=3 x=4x2:S(0):{SMALL} a=5:S(0):{SMALL} b=3:R:int64 call=model how=whole",
+)
+
+
+@law(
+    "optimizer.of-module",
+    source=f"{DOCS}, get_state_dict and get_optimizer_state_dict: submodules, only the parameters that belong to the "
+    "submodules; their warning: a state_dict of the model or the optimizer of the submodules only",
+    control=f"mesh=2 x=4x2:S(0):{SMALL} a=2:R:{SMALL} call=model",
+    features=features,
+    **sweep_record(*OF_MODULE),
+)
+def of_module(tensors: Tensors, call: Literal["model", "optimizer", "both"], how: How = ()):
+    """The state of a model, and that of its optimizer, asked for one of its modules, have the parameters of that module
+    alone."""
+    net = Net(tensors)
+    optimizer = adam([*net.parameters()], RATES)
+    train_step(optimizer)
+    options, model_state = state_options(how), dict[str, Any]()
+    optimizer_state: dict[str, Any] = {"state": {}, "param_groups": []}
+    if call == "both":
+        model_state, optimizer_state = get_state_dict(net, optimizer, submodules={net.inner}, options=options)
+    elif call == "model":
+        model_state = get_model_state_dict(net, submodules={net.inner}, options=options)
+    else:
+        optimizer_state = get_optimizer_state_dict(net, optimizer, submodules={net.inner}, options=options)
+    return {"model": sorted(model_state), "optimizer": optimizer_state_names(optimizer_state)["names"]}
+
+
+@of_module.due
+def _(tensors, call, how):
+    taken = [path for path in by_state_name(tensors) if path.startswith("inner.")]
+    trained = [path for path in values_with_grads(tensors) if path in taken]
+    if "flat" in how:
+        trained = [f"state.{path}.{key}" for path in trained for key in ("exp_avg", "exp_avg_sq", "step")]
+    due = {"model": [] if call == "optimizer" else sorted(taken), "optimizer": [] if call == "model" else trained}
+    return {key: Of(names) for key, names in due.items()}
