@@ -309,7 +309,7 @@ VARIANTS = {
     ),
     "all_to_all_single": Variant(
         ("all_to_all_single",), _all_to_all, "all_to_all", "sends each member its rows, for any splits", ROWS,
-        SPLIT,
+        SPLIT, corners=(ROWS, "mesh=2 x=3x2:-:complex64 splits=1.2/0.3"),
     ),
     "permute_tensor": Variant(
         ("permute_tensor",), _permute, "all_to_all", "sends the tensor of member i to member to[i]",
@@ -323,7 +323,7 @@ VARIANTS = {
     "all_gather_coalesced": Variant(
         ("all_gather_single_coalesced", "all_gather_into_tensor_coalesced"), _coalesced(_all_gather), "all_gather",
         f"gathers several tensors separately{ONE_BY_ONE}", ONE, {"min_dims": 1}, coalesced=True,
-        corners=(ONE, ZEROED, f"{ONE} beside=float64"),
+        corners=(ONE, ZEROED, f"{ONE} beside=float64", f"{ONE}:-:complex64"),
     ),
     "reduce_scatter_coalesced": Variant(
         ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"), _coalesced(_reduce_scatter),
