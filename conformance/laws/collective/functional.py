@@ -7,7 +7,7 @@ The gradient of a member's input sums what it contributes to the outputs of all 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -26,7 +26,7 @@ from shardlaw.conformance.laws.collective.specs import CollectiveSpec, Row, one_
 from shardlaw.reference import collective
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
-from shardlaw.reference.tensors import TensorSpec
+from shardlaw.reference.tensors import DTYPES, TensorSpec
 
 SOURCE = "torch.distributed._functional_collectives, docstring of "
 
@@ -134,11 +134,13 @@ MakeData = Callable[[Case, CollectiveSpec], FunctionalData]
 
 
 def _coalesced(make: MakeData) -> MakeData:
-    """The data of one call on two tensors of different values, the second along the dim of the field ``then``."""
+    """The data of one call on two tensors of different values, the second along the dim of the field ``then`` and of
+    the dtype ``beside``."""
 
     def make_two(case: Case, spec: CollectiveSpec) -> FunctionalData:
         second_case = case.with_fields(dim=case.get("then")) if "then" in case else case
-        first, second = make(case, spec), make(second_case, CollectiveSpec.from_case(case, spec.name, spec.size, 1))
+        dtype = DTYPES[TensorSpec.parse(f"1:-:{case.get('beside')}").dtype] if "beside" in case else spec.dtype
+        first, second = make(case, spec), make(second_case, replace(spec, dtype=dtype, index=1))
         (*others, dim), (*_, second_dim) = first.arguments[0], second.arguments[0]
         known: dict[Any, Any] = {_all_gather: [], _reduce_scatter: [*others, [dim, second_dim]]}
         return FunctionalData(
@@ -189,7 +191,7 @@ def read_case(case: Case) -> tuple[dict[int, Any], Any]:
     )
 
 
-ARGUMENT_FIELDS = "dim", "then", "to-position"
+ARGUMENT_FIELDS = "dim", "then", "beside", "to-position"
 MemberArguments = Annotated[Any, RankDataField(read_case, *ARGUMENT_FIELDS)]
 
 
@@ -307,7 +309,7 @@ VARIANTS = {
     ),
     "all_to_all_single": Variant(
         ("all_to_all_single",), _all_to_all, "all_to_all", "sends each member its rows, for any splits", ROWS,
-        SPLIT,
+        SPLIT, corners=(ROWS, "mesh=2 x=3x2:-:complex64 splits=1.2/0.3"),
     ),
     "permute_tensor": Variant(
         ("permute_tensor",), _permute, "all_to_all", "sends the tensor of member i to member to[i]",
@@ -320,7 +322,8 @@ VARIANTS = {
     ),
     "all_gather_coalesced": Variant(
         ("all_gather_single_coalesced", "all_gather_into_tensor_coalesced"), _coalesced(_all_gather), "all_gather",
-        f"gathers several tensors separately{ONE_BY_ONE}", ONE, {"min_dims": 1}, coalesced=True, corners=(ONE, ZEROED),
+        f"gathers several tensors separately{ONE_BY_ONE}", ONE, {"min_dims": 1}, coalesced=True,
+        corners=(ONE, ZEROED, f"{ONE} beside=float64", f"{ONE}:-:complex64"),
     ),
     "reduce_scatter_coalesced": Variant(
         ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"), _coalesced(_reduce_scatter),
