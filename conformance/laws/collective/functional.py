@@ -18,7 +18,7 @@ from hypothesis.strategies import SearchStrategy
 from shardlaw.conformance import compat
 from shardlaw.conformance.law import act
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.fields import Device, Rank
+from shardlaw.conformance.law.fields import Device, DtypeField, Rank
 from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.laws.collective import draws
 from shardlaw.conformance.laws.collective.fields import GROUP_FORMS, GivenAs, Group, RankDataField, group_ranks
@@ -26,7 +26,7 @@ from shardlaw.conformance.laws.collective.specs import CollectiveSpec, Row, one_
 from shardlaw.reference import collective
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
-from shardlaw.reference.tensors import DTYPES, TensorSpec
+from shardlaw.reference.tensors import TensorSpec
 
 SOURCE = "torch.distributed._functional_collectives, docstring of "
 
@@ -139,7 +139,7 @@ def _coalesced(make: MakeData) -> MakeData:
 
     def make_two(case: Case, spec: CollectiveSpec) -> FunctionalData:
         second_case = case.with_fields(dim=case.get("then")) if "then" in case else case
-        dtype = DTYPES[TensorSpec.parse(f"1:-:{case.get('beside')}").dtype] if "beside" in case else spec.dtype
+        dtype = DtypeField().parse(case.get("beside")) if "beside" in case else spec.dtype
         first, second = make(case, spec), make(second_case, replace(spec, dtype=dtype, index=1))
         (*others, dim), (*_, second_dim) = first.arguments[0], second.arguments[0]
         known: dict[Any, Any] = {_all_gather: [], _reduce_scatter: [*others, [dim, second_dim]]}

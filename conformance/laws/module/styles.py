@@ -72,8 +72,9 @@ class StyleOptions:
     def parameters(self, dense: nn.Module, mesh: Mesh) -> dict[str, Global]:
         """The due parameters of a layer."""
         named = dict(dense.named_parameters())
-        layer = type(dense).__name__.removeprefix("Offset")
-        placements = PARAMETER_PLACEMENTS.get(f"{self.argument.name} {layer}", (R(),) * len(named))
+        layers = (f"{self.argument.name} {kind.__name__}" for kind in type(dense).__mro__)  # a subclass as its base
+        known = (PARAMETER_PLACEMENTS[layer] for layer in layers if layer in PARAMETER_PLACEMENTS)
+        placements = next(known, (R(),) * len(named))
         return {name: dtensor(mesh, full, at) for (name, full), at in zip(named.items(), placements, strict=True)}
 
 

@@ -129,6 +129,7 @@ FAILED_LOADS = (
     "mesh=2 x=5:S(0) a=3:R at=reset ranks=0",
     f"{BACK} at=read_data ranks=1 error=exit",
     f"{ON} at=create_global_plan ranks=0 error=exit",
+    "mesh=2 x=5:S(0) a=4:R at=commit_tensor ranks=all storage=fsspec",
 )
 CHANGED = "mesh=2 x=6:S(0) a=5:S(0) state={x:x} into={x:x,a:a}"
 RETRIED = (
@@ -328,9 +329,11 @@ def failed_load(
     folder: Folder,
     spy: FailingSpy,
     at: Word,
+    storage: Word = "",
 ):
     """Let a load fail, and load again."""
-    watched, planner = spy.watch(reader(folder), READER), spy.watch(DefaultLoadPlanner(), LOAD_PLANNER)
+    source = compat.fsspec_reader(folder) if storage == "fsspec" else reader(folder)
+    watched, planner = spy.watch(source, READER), spy.watch(DefaultLoadPlanner(), LOAD_PLANNER)
     options = {"checkpoint_id": checkpoint_id(folder)} if at == "reset" else {}
     failed = caught_failure(lambda: load(state, watched, planner, **options))
     return {**describe_failure(failed, at), "kept": state, "afterwards": load(second, reader(folder))}
