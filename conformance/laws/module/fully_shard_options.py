@@ -344,6 +344,7 @@ SWEEPS = {
         "mesh=2 model=mlp dims=5x7x3 reshard=yes units=1 passes=2 synced=last",
         # the model itself, without its layer
         "mesh=2x2 model=norm dims=5x7 reshard=yes units=1 passes=2 synced=held recurse=no",
+        "mesh=2x2 model=mlp dims=5x5x5 reshard=yes units=1 passes=2 synced=held asks=turns",
     ),
     "partly": (
         "mesh=4 model=mlp dims=4x8x4 reshard=2 units=1 dim=1",

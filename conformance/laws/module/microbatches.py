@@ -156,6 +156,7 @@ SCHEDULE_CASES = (
     "mesh=2x2 schedule=interleaved chunks=4 within=ddp once=1",
     "mesh=2 schedule=gpipe chunks=2 evaluated=first",
     "mesh=2 schedule=interleaved chunks=2 evaluated=first",
+    "mesh=2x2 schedule=gpipe chunks=1 within=fsdp kept=1 evaluated=between",
 )
 
 
