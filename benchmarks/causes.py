@@ -21,12 +21,14 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.law.target import Target
+from shardlaw.conformance.law.verdict import Verdict
 from shardlaw.conformance.laws import catalogue, find
 from shardlaw.conformance.report.reproducer import FaultInfo, render_reproducer
 from shardlaw.conformance.run.entry import Cause, Entry
 from shardlaw.conformance.run.expectation_file import read_entries
-from shardlaw.conformance.run.nearby import trace_nearby
+from shardlaw.conformance.run.nearby import trace_controls, trace_nearby
 from shardlaw.conformance.run.place import find_places
+from shardlaw.conformance.run.suspicion import describe
 from shardlaw.conformance.world import Pool
 
 ROOT = Path(__file__).parents[1]
@@ -208,6 +210,7 @@ def places(chapters: dict[str, Known]) -> None:
     """How often a trace names the place that a cause gives; first, and among the first three."""
     first = among = traced = 0
     unheard: list[str] = []
+    controls: dict[str, list[Verdict]] = {}
     with Pool(Target()) as pool:
         for cause, entries in (item for causes in chapters.values() for item in causes.items()):
             entry = example([entry for entry in entries if entry.applies_to(torch.__version__, "gloo")] or entries)
@@ -219,7 +222,13 @@ def places(chapters: dict[str, Known]) -> None:
             case = Case.parse(entry.case)
             law = find(case.law)
             verdict = pool.check_fresh(law, case, traced="at end")
-            named = find_places(verdict, [] if verdict.kind in ("hang", "crash") else trace_nearby(pool, law, case, LIMITS))
+            if verdict.kind in ("hang", "crash"):
+                named = find_places(verdict, [])
+            else:
+                if law.chapter not in controls:
+                    controls[law.chapter] = trace_controls(pool, law.chapter, LIMITS)
+                near = trace_nearby(pool, law, case, LIMITS)
+                named = find_places(verdict, near, controls[law.chapter], describe(law, verdict))
             hits = [_same_place(place, cause.where) for place in named]
             traced, first, among = traced + 1, first + (True in hits[:1]), among + any(hits[:3])
             if True not in hits[:1]:

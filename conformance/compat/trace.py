@@ -172,6 +172,21 @@ def _functions_in(file: str) -> list[tuple[str, int, int]]:
     return found
 
 
+def source_of(place: str) -> str:
+    """The source of a function of torch, with its decorators; empty if it cannot be read."""
+    import torch
+
+    file, _, first = _file(place).rpartition(":")
+    path = Path(torch.__file__).parents[1] / file
+    last = next((last for _, start, last in _functions_in(str(path)) if str(start) == first), None)
+    return "\n".join(_lines_of(str(path))[int(first) - 1 : last]) if last is not None else ""
+
+
+@cache
+def _lines_of(file: str) -> list[str]:
+    return Path(file).read_text("utf-8").splitlines()
+
+
 def _first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """The first line of a function, with its decorators."""
     return min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])

@@ -40,7 +40,7 @@ class Step:
 
     - ``name``: the overload of an op.
     - ``arguments``: arguments and keyword arguments; ``results``: the results, then the tensors that the op wrote to. A
-      :class:`TracedTensor` stands in place of each DTensor.
+      :class:`TracedTensor` stands in place of each DTensor. ``None`` for an op of which only its planning was seen.
     - ``rule``: the function or table that decided it; ``calls``: what a redistribution called; ``within``: the index of the op in which
       it happened; ``missing_dim``: it was to shard a dim that the tensor does not have.
     - ``severed``: the op is a view, but its result shares no memory with its argument.

@@ -130,6 +130,9 @@ class Tracer:
     def _on_planning(self, frame: FrameType, lines: set[int]) -> Any:
         schema = frame.f_locals.get("op_schema")
         self._planning_depth += 1
+        if self._op is None:  # another dispatch mode, such as CommDebugMode, keeps ops from this one
+            op = getattr(schema, "op", None)
+            self._steps.append(Step("op", str(op), rule=rule_of(op), rule_asked=True, completed=True, since=self._take_since()))
 
         def on_return(sharding: Any) -> None:
             self._planning_depth -= 1

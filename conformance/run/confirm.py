@@ -13,16 +13,10 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.target import BACK_END
 from shardlaw.conformance.law.verdict import Answer, Verdict, place_names
-from shardlaw.conformance.run.place import (
-    LineCoverage,
-    add_decision,
-    collectives_called,
-    find_places,
-    find_storage_frame,
-    first_deviating_answer,
-)
+from shardlaw.conformance.run.place import add_decision, collectives_called, find_places, find_storage_frame, first_deviating_answer
 from shardlaw.conformance.run.search import Plan, Shrinker, reduce_history
 from shardlaw.conformance.run.state import Finding
+from shardlaw.conformance.run.suspicion import LineCoverage, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,9 +25,12 @@ if TYPE_CHECKING:
     from shardlaw.conformance.law.law import Law
     from shardlaw.conformance.world import Pool
 
+    _Others = tuple[Sequence[Verdict], Sequence[Verdict]]
+
 HISTORY_SECONDS = 10.0
 COSTS_A_WORLD = ("hang", "crash", "divergence")
 MAX_TRACES = 3  # tries to trace a case
+LIKELY = 3  # places of a finding, of which one is that of a cause that many findings have
 NOT_MINIMAL = "not minimal: no smaller case was found within the time for shrinking"
 NOT_SHRUNK = "a case of the law's own list, not shrunk"
 LIKE_MANY = "not shrunk: many findings of this run are at the same place"
@@ -44,7 +41,8 @@ CERTIFIED_CASE = "a case of the certified list, not shrunk"
 class Confirmer:
     """Confirms the first verdict of each new signature. ``memory`` holds the verdicts of the first pass, ``is_known`` says whether an
     expectation covers a verdict, ``shares_plans`` whether ranks shared sharding plans in the first pass. ``wrong_collectives`` are those
-    that the backend was found to do wrong, ``frequent_causes`` the causes with many findings, and whether one is minimal."""
+    that the backend was found to do wrong, ``frequent_causes`` the causes with many findings, and whether one is minimal. ``controls``
+    keeps the traced controls of each chapter for the laws to come."""
 
     plan: Plan
     pool: Pool
@@ -53,6 +51,7 @@ class Confirmer:
     shares_plans: bool = False
     wrong_collectives: frozenset[str] = frozenset()
     frequent_causes: Mapping[tuple[str, ...], bool] = field(default_factory=dict)
+    controls: dict[str, list[Verdict]] = field(default_factory=dict)
 
     def confirm(self, first: Verdict, is_drawn: bool, seconds: float) -> Finding | None:
         """The finding for ``first``, or ``None`` if no fresh world reproduces it, with or without history.
@@ -110,9 +109,11 @@ class Confirmer:
         answer = first_deviating_answer(verdict) if verdict is not None else None
         if verdict is None or answer is None:
             return None
-        found = self._add_places(Finding.from_verdict(self.plan.law, verdict, first.case), verdict, answer, near=lambda: [])
+        found = self._add_places(Finding.from_verdict(self.plan.law, verdict, first.case), verdict, answer, lambda: ([], []))
         note = "; ".join(filter(None, (LIKE_MANY, found.note)))
-        return replace(found, confirmed=(1, 1), note=note) if found.cause in causes else None
+        found = replace(found, confirmed=(1, 1), note=note)
+        likely = (replace(found, where=add_decision(place, answer.trace)) for place in found.places[:LIKELY])
+        return next((each for each in likely if each.cause in causes), None)
 
     def _blame_back_end(self, found: Finding, verdict: Verdict, first: Answer) -> Finding:
         return replace(found, where=f"{BACK_END}{self.pool.target.backend}", calls=collectives_called(verdict), trace=first.trace)
@@ -123,24 +124,34 @@ class Confirmer:
         from shardlaw.conformance.run.nearby import SECONDS, trace_nearby
 
         if found.kind == "hang":
-            return replace(found, where=next(iter(try_find_places(shown, [])[0]), ""), calls=collectives_called(shown))
+            return replace(found, where=next(iter(try_find_places(shown)[0]), ""), calls=collectives_called(shown))
         verdict = _trace_case(self.pool, self.plan.law, found)
         first = first_deviating_answer(verdict) if verdict is not None else None
         if verdict is None or first is None:
             return found
-        limits, most = self.plan.limits, min(SECONDS, seconds)
-        return self._add_places(found, verdict, first, lambda: trace_nearby(self.pool, self.plan.law, found.case, limits, most))
+        law, limits, most = self.plan.law, self.plan.limits, min(SECONDS, seconds)
+        return self._add_places(found, verdict, first, lambda: (trace_nearby(self.pool, law, found.case, limits, most), self._controls()))
 
-    def _add_places(self, found: Finding, verdict: Verdict, first: Answer, near: Callable[[], Sequence[Verdict]]) -> Finding:
-        """Add the places in torch, or in the target's own storage, to which a traced verdict points; ``near`` makes the verdicts of similar
-        cases."""
+    def _controls(self) -> list[Verdict]:
+        """The traced controls of laws of the chapter that hold."""
+        from shardlaw.conformance.run.nearby import trace_controls
+
+        chapter = self.plan.law.chapter
+        if chapter not in self.controls:
+            self.controls[chapter] = trace_controls(self.pool, chapter, self.plan.limits)
+        return self.controls[chapter]
+
+    def _add_places(self, found: Finding, verdict: Verdict, first: Answer, others: Callable[[], _Others]) -> Finding:
+        """Add the places in torch, or in the target's own storage, to which a traced verdict points; ``others`` makes the verdicts of
+        similar cases, and of controls."""
         if self.plan.law.chapter == "collective" and self.pool.target.foreign:  # torch's own part is the same for every backend
             return self._blame_back_end(found, verdict, first)
         storage = find_storage_frame(verdict, self.pool.target)
-        similar = [] if storage else near()
-        places, note = ([storage], "") if storage else try_find_places(verdict, similar)
+        near, controls = ([], []) if storage else others()
+        about = describe(self.plan.law, verdict)
+        places, note = ([storage], "") if storage else try_find_places(verdict, near, controls, about)
         where = add_decision(places[0], first.trace) if places else ""
-        lines, calls = LineCoverage.from_verdicts(verdict, similar), collectives_called(verdict)
+        lines, calls = LineCoverage.from_verdicts(verdict, near), collectives_called(verdict)
         found = replace(found, ran=lines.holding_cases_by_place(), similar=lines.holding_count, trace=first.trace)
         return replace(found, where=where, places=tuple(places), calls=calls, note=note)
 
@@ -181,7 +192,7 @@ def trace_spots(pool: Pool, law: Law, verdict: Verdict) -> frozenset[str]:
     again = verdict if verdict.kind == "hang" else _trace_case(pool, law, verdict)
     if again is None:
         return frozenset()
-    places, _ = try_find_places(again, [])
+    places, _ = try_find_places(again)
     return place_names(find_storage_frame(again, pool.target) or next(iter(places), ""), collectives_called(again))
 
 
@@ -192,11 +203,13 @@ def trace_collectives(pool: Pool, law: Law, verdict: Verdict) -> frozenset[str]:
     return frozenset(collectives_called(again)) if again is not None else frozenset()
 
 
-def try_find_places(verdict: Verdict, near: Sequence[Verdict]) -> tuple[list[str], str]:
+def try_find_places(
+    verdict: Verdict, near: Sequence[Verdict] = (), controls: Sequence[Verdict] = (), about: str = ""
+) -> tuple[list[str], str]:
     """The places in torch that a traced verdict points to, and a note if its trace cannot be read: a faulty torch may return anything from
     a step, and that must not cost the finding."""
     try:
-        return find_places(verdict, near), ""
+        return find_places(verdict, near, controls, about), ""
     except Exception as error:
         return [], f"where it happens is not known, its trace cannot be read: {type(error).__name__}: {error}"
 

@@ -66,7 +66,7 @@ def _step_by_rank(steps: Mapping[int, Sequence[Step]], at: int) -> dict[int, Ste
 
 def step_deviates(column: Mapping[int, Step]) -> bool:
     """Whether the result of one step, given by rank, deviates from the reference; false if the reference cannot tell."""
-    if not column or not all(step.completed for step in column.values()):
+    if not column or not all(step.completed and step.arguments is not None for step in column.values()):
         return False
     step = next(iter(column.values()))
     try:

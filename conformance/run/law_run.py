@@ -266,7 +266,7 @@ class LawRun:
     def _confirm(self) -> None:
         run = self._run
         limit = MAX_FINDINGS if run.certified is None else MAX_CERTIFIED_FINDINGS
-        confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuses_plans)
+        confirmer = Confirmer(self._plan, self._pool, self._memory, self._is_known, self._reuses_plans, controls=run.controls)
         if run.certified is None:  # in a certificate each finding is confirmed by itself
             confirmer.wrong_collectives, confirmer.frequent_causes = run.wrong_collectives(), run.frequent_causes()
         in_plan_order = sorted(self._new_by_signature.values(), key=lambda new: new.plan_number)

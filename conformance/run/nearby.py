@@ -1,4 +1,5 @@
-"""Run cases similar to one that deviates: simpler variants of it, and the most similar cases of its law's plan.
+"""Run cases similar to one that deviates: simpler variants of it, the most similar cases of its law's plan, and the controls of other laws
+of its chapter.
 
 Those that hold tell which of the functions that the deviating case calls are not at fault.
 """
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.features.features import features_of, parse_spec
+from shardlaw.conformance.laws import catalogue
 from shardlaw.conformance.run.search import Plan, StopDrawing
 from shardlaw.reference.mesh import Mesh
 from shardlaw.reference.notation import NotationError
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 MAX_PLAN_CASES, MAX_SIMILAR = 60, 12
 BATCH = 6
 SECONDS = 5.0
+MAX_CONTROLS, CONTROL_SECONDS = 24, 3.0
 NON_TENSOR_FIELDS = ("mesh", "steps", "seed", "world", "wrt")
 
 
@@ -43,11 +46,31 @@ def trace_nearby(pool: Pool, law: Law, case: Case, limits: Limits, seconds: floa
     return verdicts
 
 
+def trace_controls(pool: Pool, chapter: str, limits: Limits, seconds: float = CONTROL_SECONDS) -> list[Verdict]:
+    """Trace the controls of some laws of a chapter, evenly spread over it, until ``seconds`` have passed; returns those that hold, without
+    their steps."""
+    laws = [law for law in catalogue().values() if law.chapter == chapter]
+    deadline = time.monotonic() + seconds
+    verdicts: list[Verdict] = []
+    for law in laws[:: -(-len(laws) // MAX_CONTROLS) or 1]:
+        control = Case.parse(law.control)
+        if time.monotonic() < deadline and _fits_target(law, control, limits) and not law.needs_own_world(control):
+            verdicts += pool.check(law, [control], traced="at end")
+    return [_without_steps(verdict) for verdict in verdicts if verdict.status == "held"]
+
+
+def _without_steps(verdict: Verdict) -> Verdict:
+    """A verdict without the tensors of its traces: what ran is enough to tell that a function is not at fault."""
+    ranks = (replace(answer, evidence=answer.evidence and replace(answer.evidence, steps=())) for answer in verdict.ranks)
+    return replace(verdict, ranks=tuple(ranks))
+
+
 def _fits_target(law: Law, case: Case, limits: Limits) -> bool:
-    """Whether the target has enough ranks for a case, and the case has the fields that tell what world it needs."""
+    """Whether the target can do what a law needs and has enough ranks for a case, and the case has the fields that tell what world it
+    needs."""
     try:
         law.needs_own_world(case)
-        return max(law.worlds(case)) <= limits.most
+        return limits.cannot.isdisjoint(law.needs) and max(law.worlds(case)) <= limits.most
     except NotationError:
         return False
 

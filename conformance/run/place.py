@@ -9,43 +9,52 @@ If no step deviates, but the operands of one contradict their placements, what r
 of an op's result are wrong, what finds them. Else it is the files that the law's chapter is about: comparisons, functions that ran lines
 that no holding case ran (before them, what they called there), and the others, those first that ran the rarest lines. What should have
 been refused is put down to what can refuse.
+
+This order is weighed against what else is known of each function (:mod:`shardlaw.conformance.run.suspicion`).
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from shardlaw.conformance.compat import trace as torch_trace
-from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor, merge, traced_tensors
+from shardlaw.conformance.law.evidence import Evidence, Step, TracedTensor, traced_tensors
 from shardlaw.conformance.law.target import Target
 from shardlaw.conformance.law.verdict import Answer, Verdict
 from shardlaw.conformance.run.deviating_step import first_contradicting_step, first_deviating_step
+from shardlaw.conformance.run.suspicion import DEVIATING, LineCoverage
 from shardlaw.reference.placement import parse_placements
 
-DEVIATING = ("deviates", "raised", "crashed")  # outcomes
 FEW_CALLS = 6  # of a helper in the rules of its file, all of which may be at fault
 MAX_PLACES = 8  # of a finding; those that the rest of the run finds in order count last
 
 
-def find_places(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:
+def find_places(verdict: Verdict, near: Sequence[Verdict], controls: Sequence[Verdict] = (), about: str = "") -> list[str]:
     """The places in torch to look at, at most eight, the likeliest first; of a hang, and of a crash that left no trace, those on the stack
-    of the first rank that hung or crashed. ``verdict`` and ``near`` come from traced runs; of ``near`` only the verdicts that hold are
-    used."""
+    of the first rank that hung or crashed. All verdicts come from traced runs; of ``near``, similar cases, and ``controls``, cases of other
+    laws, only those that hold are used. ``about`` says in words what the case asks and what it got."""
+    places = places_by_steps(verdict, near)
+    lines = LineCoverage.from_verdicts(verdict, [*near, *controls])
+    return (lines.by_suspicion(places, about) if lines.is_comparable else places)[:MAX_PLACES]
+
+
+def places_by_steps(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:
+    """The places of :func:`find_places`, in the order in which the steps of the case lead to them."""
     first = first_deviating_answer(verdict)
     if verdict.kind == "hang" or (verdict.kind == "crash" and first is not None and first.evidence is None):
-        return [*_places_on_stack(first or next((answer for answer in verdict.ranks if answer.stack), None))][:MAX_PLACES]
+        return [*_places_on_stack(first or next((answer for answer in verdict.ranks if answer.stack), None))]
     if first is None or first.evidence is None:
         return []
     lines = LineCoverage.from_verdicts(verdict, near)
     candidates = _candidate_places(verdict, first, first.evidence, lines)
     found = [each for place in candidates for each in _with_finder(place, first.evidence, lines)]
-    return list(dict.fromkeys(filter(None, found)))[:MAX_PLACES]
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def collectives_called(verdict: Verdict) -> tuple[str, ...]:
@@ -218,9 +227,9 @@ def _places_of_error(evidence: Evidence, lines: LineCoverage) -> Iterator[str]:
         decomposed = (torch_trace.plans_decomposition(step.rule) for step in unfinished)
         yield from itertools.compress(forward_rules, decomposed)
         yield from rules
-    yield from (frame for frame in frames if torch_trace.identifies_cause(frame) and not torch_trace.only_forwards(frame))
+    telling = (frame for frame in frames if torch_trace.identifies_cause(frame) and not torch_trace.only_forwards(frame))
+    yield from itertools.islice(telling, 1)
     yield from rules
-    yield from frames
 
 
 def _rules_of_forward(evidence: Evidence, steps: Sequence[Step]) -> list[str]:
@@ -347,49 +356,3 @@ def count_calls(place: str) -> int:
         return source.read_text("utf-8").count(call_text) - 1  # without its definition
     except OSError:
         return 0
-
-
-class LineCoverage:
-    """Which lines the deviating case ran, and in how many holding cases each of them ran too."""
-
-    def __init__(self, visited: Mapping[str, frozenset[int]], holding_cases: Sequence[Mapping[str, frozenset[int]]]) -> None:
-        self._visited, self._holding_cases = visited, holding_cases
-
-    @classmethod
-    def from_verdicts(cls, verdict: Verdict, near: Sequence[Verdict]) -> LineCoverage:
-        deviating = [answer for answer in verdict.ranks if answer.outcome in DEVIATING]
-        return cls(_merge_visited(deviating), [_merge_visited(other.ranks) for other in near if other.status == "held"])
-
-    @property
-    def holding_count(self) -> int:
-        return len(self._holding_cases)
-
-    def holding_cases_by_place(self) -> dict[str, int]:
-        """The functions that the deviating case ran, each with the number of holding cases that ran it too."""
-        return {place: sum(place in other for other in self._holding_cases) for place in self._visited}
-
-    def fewest_holding_cases(self, place: str) -> int:
-        """In how many holding cases the rarest line of a function ran."""
-        ran = self._visited.get(place, frozenset())
-        return min((sum(line in other.get(place, ()) for other in self._holding_cases) for line in ran), default=len(self._holding_cases))
-
-    def is_never_in_holding(self, place: str) -> bool:
-        """Whether there are holding cases and none called the function."""
-        return bool(self._holding_cases) and not any(place in other for other in self._holding_cases)
-
-    def runs_new_lines(self, place: str) -> bool:
-        """Whether holding cases call the function, and it ran lines that it ran in none of them."""
-        return bool(self._holding_cases) and not self.is_never_in_holding(place) and not self.fewest_holding_cases(place)
-
-    def rarest_finder(self, places: Iterable[str]) -> list[str]:
-        """The last of these functions that computes a decision and has the rarest lines, as a list; empty if none does."""
-        finding = list(filter(torch_trace.analyzes, places))
-        return [min(finding[::-1], key=self.fewest_holding_cases)] if finding else []
-
-    def by_rarity(self, places: Iterable[str]) -> list[str]:
-        """These functions, rarest lines first, without those that only pass arguments on."""
-        return sorted((place for place in places if torch_trace.is_candidate(place)), key=self.fewest_holding_cases)
-
-
-def _merge_visited(answers: Iterable[Answer]) -> dict[str, frozenset[int]]:
-    return merge(answer.evidence.visited for answer in answers if answer.evidence is not None)

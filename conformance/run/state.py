@@ -166,10 +166,10 @@ class RunState:
     """The request of a run and its results so far.
 
     ``stored_cases`` are the cases of stored findings, by law; ``supported`` the ids of laws of which this torch must refuse no case;
-    ``scouted`` the verdicts on cases that were tried before the turn of their law. ``budget_start`` is when ranks had answered the first
-    case of a run with a budget (monotonic clock). In a certified run ``certified`` is the profile, ``verdict_words`` the word for each of
-    its cases by text, ``loaded`` the versions that its ranks have loaded, and ``backend_expectations`` the known faults of its backend,
-    which it does not accept.
+    ``scouted`` the verdicts on cases that were tried before the turn of their law, ``controls`` those of traced controls, by chapter.
+    ``budget_start`` is when ranks had answered the first case of a run with a budget (monotonic clock). In a certified run ``certified``
+    is the profile, ``verdict_words`` the word for each of its cases by text, ``loaded`` the versions that its ranks have loaded, and
+    ``backend_expectations`` the known faults of its backend, which it does not accept.
     """
 
     request: RunRequest
@@ -198,6 +198,7 @@ class RunState:
     loaded: dict[str, Any] = field(default_factory=dict)
     backend_expectations: Expectations | None = None
     scouted: dict[Case, Verdict] = field(default_factory=dict)
+    controls: dict[str, list[Verdict]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.results = {law.id: LawResult(law) for law in self.laws}

@@ -42,6 +42,14 @@ def test_a_case_that_holds_holds_under_the_tracer(text: str, pool: Pool) -> None
     assert verdict.status == "held", verdict.message
 
 
+def test_ops_that_another_dispatch_mode_keeps_from_the_tracer_are_steps_by_their_planning() -> None:
+    case = Case.parse("op.local mesh=2 a=4x2:S(0) steps=sum(a,0) to=P(sum)")
+    with Pool(Target(setup="tests.planted.op_faults:results_claimed_whole")) as pool:
+        verdict = pool.check_fresh(find(case.law), case, traced="at end")
+    assert verdict.status == "deviates"
+    assert find_places(verdict, [])[0].startswith("linear_reduction_strategy, torch/distributed/tensor/_ops/_math_ops.py")
+
+
 def test_a_rank_that_dies_leaves_its_trace() -> None:
     case = Case.parse("redistribute.local mesh=2 x=4x3:S(0) to=R")
     with Pool(Target(setup="tests.faults.hooks:aborts_gathers")) as pool:

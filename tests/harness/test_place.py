@@ -19,7 +19,7 @@ from shardlaw.conformance.laws.layout.inputs import KINDS
 from shardlaw.conformance.rank.trace import snapshot
 from shardlaw.conformance.run import nearby, place
 from shardlaw.conformance.run.nearby import simpler_cases
-from shardlaw.conformance.run.place import add_decision, find_places, find_storage_frame
+from shardlaw.conformance.run.place import add_decision, find_places, find_storage_frame, places_by_steps
 from tests.harness.traces import FULL, METHOD, PLANNER, RULE, halves, move, piece, ranks, right, wrong
 
 CASE = Case.parse("op.forward[neg] mesh=2 a=4:S(0) steps=neg(a)")
@@ -39,7 +39,7 @@ def test_a_redistribution_is_put_down_to_what_cuts_shards_on_lines_that_no_holdi
     lines = {rank: {METHOD: frozenset({1}), fills: frozenset({2, 3})} for rank in range(2)}
     answers = [Answer(rank, "deviates", evidence=heard(its, lines[rank])) for rank, its in ranks(wrong_move).items()]  # type: ignore[arg-type]
     held = replace(verdict(Answer(0, "held", evidence=heard((), {METHOD: frozenset({1}), fills: frozenset({2})}))), status="held")
-    assert find_places(verdict(*answers), [held])[:2] == [fills, METHOD]
+    assert places_by_steps(verdict(*answers), [held])[:2] == [fills, METHOD]
     assert find_places(verdict(*answers), [])[0] == METHOD
 
 
@@ -52,7 +52,7 @@ def test_where_several_dims_change_the_planner_comes_before_what_cuts_shards() -
     lines = {METHOD: frozenset({1, 2}), PLANNER: frozenset({3})}
     answers = [Answer(rank, "deviates", evidence=heard((step,), lines)) for rank, step in enumerate(steps)]
     held = replace(verdict(Answer(0, "held", evidence=heard((), {METHOD: frozenset({1}), PLANNER: frozenset({3})}))), status="held")
-    assert find_places(verdict(*answers), [held])[:2] == [PLANNER, METHOD]
+    assert places_by_steps(verdict(*answers), [held])[:2] == [PLANNER, METHOD]
 
 
 def test_the_rule_of_the_op_that_departs_is_named() -> None:
@@ -234,9 +234,9 @@ def test_comparisons_come_first_then_lines_that_no_holding_case_ran_then_what_do
         return Verdict(law, status, kind, "result", "", "", (answer,))  # type: ignore[arg-type]
 
     held = answered(5, status="held")
-    assert find_places(answered(5, 6), [held]) == [compares, checks, keeps]
-    assert find_places(answered(5), [held]) == [compares, keeps, checks]
-    assert set(find_places(answered(5, kind="wrong-error"), [held])[:2]) == {compares, checks}
+    assert places_by_steps(answered(5, 6), [held]) == [compares, checks, keeps]
+    assert places_by_steps(answered(5), [held]) == [compares, keeps, checks]
+    assert set(places_by_steps(answered(5, kind="wrong-error"), [held])[:2]) == {compares, checks}
 
 
 def of_plans(visited: dict[str, frozenset[int]], status: str, kind: str = "wrong-metadata", **callers: frozenset[str]) -> Verdict:
@@ -253,15 +253,15 @@ def test_what_a_function_calls_on_lines_that_no_holding_case_ran_is_named_before
     many = frozenset(range(20, 40))
     found = of_plans({longest: many, calls: frozenset({5, 6}), makes: frozenset({9})}, "deviates", make=frozenset({calls}))
     held = of_plans({longest: many, calls: frozenset({5})}, "held")
-    assert find_places(found, [held]) == [makes, calls, longest]
+    assert places_by_steps(found, [held]) == [makes, calls, longest]
 
 
 def test_of_what_holding_cases_ran_too_the_rarest_is_named_first() -> None:
     often, seldom = (f"{name}, torch/distributed/checkpoint/planner.py:{at}" for at, name in enumerate(("create", "flatten")))
     most = {often: frozenset(range(20, 40)), seldom: frozenset({5, 6})}
     near = [of_plans(most, "held"), of_plans({often: most[often], seldom: frozenset({5})}, "held")]
-    assert find_places(of_plans(most, "deviates"), near) == [seldom, often]
-    assert find_places(of_plans(most, "deviates"), near[:1]) == [often, seldom]
+    assert places_by_steps(of_plans(most, "deviates"), near) == [seldom, often]
+    assert places_by_steps(of_plans(most, "deviates"), near[:1]) == [often, seldom]
 
 
 def test_what_should_have_been_refused_is_put_down_to_what_can_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,9 +295,9 @@ def test_a_constructor_that_took_another_way_is_named_and_a_check_only_of_what_h
         return Verdict(law, status, kind, "result", "", "", (answer,))  # type: ignore[arg-type]
 
     held = answered(5, 6, status="held")
-    assert find_places(answered(5, 7), [held])[0] == makes
-    assert makes not in find_places(answered(5, 6), [held])
-    assert find_places(answered(5, 6, kind="wrong-error"), [held])[0] == checks
+    assert places_by_steps(answered(5, 7), [held])[0] == makes
+    assert makes not in places_by_steps(answered(5, 6), [held])
+    assert places_by_steps(answered(5, 6, kind="wrong-error"), [held])[0] == checks
 
 
 def test_what_few_chapters_call_is_looked_at_whatever_law_calls_it() -> None:

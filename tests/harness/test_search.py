@@ -142,7 +142,7 @@ def test_where_many_findings_are_a_further_one_is_traced_once_and_not_shrunk(mon
         def verdict(self, case: Case, history: Sequence[Case]) -> Verdict:
             return replace(super().verdict(case, history), ranks=(Answer(0, "deviates"),))
 
-    monkeypatch.setattr("shardlaw.conformance.run.confirm.find_places", lambda verdict, near: [f"find_{verdict.check}, torch/rules.py:3"])
+    monkeypatch.setattr("shardlaw.conformance.run.confirm.find_places", lambda verdict, *_: [f"find_{verdict.check}, torch/rules.py:3"])
     pool = TracedPool(lambda case: three_faults(case) if "shape" in case and "flag" in case else "")
     plan, memory, new = first_pass(pool)
     large, edge = (next(verdict for verdict in new.values() if verdict.check == check) for check in ("large", "edge"))

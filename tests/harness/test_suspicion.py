@@ -1,0 +1,75 @@
+"""Which of the functions that a deviating case called is likeliest at fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from shardlaw.conformance.law.case import Case
+from shardlaw.conformance.law.evidence import Evidence
+from shardlaw.conformance.law.verdict import Answer, Status, Verdict
+from shardlaw.conformance.laws import find
+from shardlaw.conformance.run.place import find_places
+from shardlaw.conformance.run.suspicion import LineCoverage, describe, shared_words, words_of
+
+FILE = "torch/distributed/checkpoint/_some_planner.py"
+SOURCE = """
+def plan_reads(boxes):
+    return boxes
+
+def fold_names(keys):
+    # nested dicts of a flattened state
+    return keys
+
+TABLE = {"fold": fold_names}
+"""
+READS, FOLDS, TABLE = f"plan_reads, {FILE}:2", f"fold_names, {FILE}:5", f"tables, {FILE}:5"
+
+
+@pytest.fixture(autouse=True)
+def torch_with_a_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / FILE
+    path.parent.mkdir(parents=True)
+    path.write_text(SOURCE)
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch/__init__.py"))
+
+
+def traced(status: Status, visited: dict[str, set[int]]) -> Verdict:
+    evidence = Evidence((), {place: frozenset(lines) for place, lines in visited.items()}, {place: frozenset() for place in visited})
+    case = Case.parse("roundtrip.files mesh=2 a=2:R state={a:a}")
+    return Verdict(case, status, "wrong-value", ranks=(Answer(0, status, evidence=evidence),))
+
+
+def test_words_are_those_within_names_without_endings() -> None:
+    assert words_of("ShardedTensors, _split_DTensor(x) loads") == ["shard", "tensor", "split", "tensor", "load"]
+
+
+def test_a_function_that_speaks_of_what_the_case_asks_comes_before_one_that_as_few_holding_cases_ran() -> None:
+    lines = LineCoverage({READS: frozenset({3}), FOLDS: frozenset({7})}, [{}])
+    assert lines.by_suspicion([READS, FOLDS], "boxes are read") == [READS, FOLDS]
+    assert lines.by_suspicion([READS, FOLDS], "a nested state is flattened") == [FOLDS, READS]
+
+
+def test_a_function_of_which_no_holding_case_ran_a_line_comes_before_one_that_all_ran() -> None:
+    deviating = traced("deviates", {READS: {3}, FOLDS: {6, 7}})
+    near, controls = [traced("held", {READS: {3}, FOLDS: {7}})], [traced("held", {READS: {3}})] * 4
+    assert find_places(deviating, near, controls)[0] == FOLDS
+    assert find_places(deviating, [], [traced("deviates", {READS: {3}})] * 4) == find_places(deviating, [])
+
+
+def test_a_table_counts_as_the_function_that_reads_it() -> None:
+    lines = LineCoverage({READS: frozenset({3}), FOLDS: frozenset({7})}, [{READS: frozenset({3})}] * 9)
+    assert lines.by_suspicion([READS, TABLE], "") == [TABLE, READS]
+
+
+def test_words_count_relative_to_the_function_that_shares_most() -> None:
+    assert shared_words([READS, FOLDS], "nested keys") == {READS: 0.0, FOLDS: 1.0}
+    assert shared_words([READS, FOLDS], "") == {READS: 0.0, FOLDS: 0.0}
+
+
+def test_a_case_is_described_by_law_clause_fields_and_features() -> None:
+    verdict = traced("deviates", {})
+    text = describe(find("roundtrip.files"), verdict)
+    assert all(part in text for part in ("roundtrip.files", "state={a:a}", "nested-state", find("roundtrip.files").clause))
