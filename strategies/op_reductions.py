@@ -74,7 +74,7 @@ norm small inexact
     a=m,n | norm(a) norm(a,1) norm(a,2,0) norm(a,2,-1,keepdim=True)
 linalg.vector_norm small inexact
     a=m,n | linalg.vector_norm(a) linalg.vector_norm(a,2,0) linalg.vector_norm(a,2,-1,keepdim=True)
-          | linalg.vector_norm(a,1) linalg.vector_norm(a,1,0) linalg.vector_norm(a,3) linalg.vector_norm(a,3,-1)
+          | linalg.vector_norm(a,1) linalg.vector_norm(a,1,0) linalg.vector_norm(a,-2) linalg.vector_norm(a,3,-1)
           | linalg.vector_norm(a,0.5,0) linalg.vector_norm(a,0) linalg.vector_norm(a,0,-1,keepdim=True)
     a=m,n,p | linalg.vector_norm(a,2,(0,2))
 linalg.vector_norm.inf small

@@ -50,7 +50,7 @@ LINES: dict[str, dict[str, str]] = {
         "dim-empty": "an empty tuple for a dim argument",
         "dim-none": "None for a dim argument",
         "keepdim": "a reduction that keeps its dims",
-        "no-identity": "a reduction that no elements at all do not have: the largest or the smallest",
+        "no-identity": "a reduction that no elements at all do not have: the largest or the smallest, a norm of infinite or negative order",
         "scalar:int": "a Python int as operand",
         "scalar:float": "a Python float as operand",
         "scalar:bool": "a Python bool as operand",

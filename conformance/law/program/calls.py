@@ -110,7 +110,8 @@ def _result_features(function: str, operands: Sequence[ast.expr], keywords: Mapp
         yield "view"
     if function in SEVERAL_OUTPUTS or (function in SEVERAL_WITH_DIM and any(map(_is_literal, operands))):
         yield "several-outputs"
-    if function in NO_IDENTITY or (function in NORMS and any(map(_is_infinite, (*operands, *keywords.values())))):
+    orders = (*operands[:1], *(keywords[name] for name in ("ord", "p") if name in keywords))
+    if function in NO_IDENTITY or (function in NORMS and any(map(_is_infinite_or_negative, orders))):
         yield "no-identity"
 
 
@@ -154,8 +155,9 @@ def _is_literal(arg: ast.AST) -> bool:
     return _value(arg) is not arg
 
 
-def _is_infinite(arg: ast.AST) -> bool:
-    return _value(arg) in (float("inf"), -float("inf"))
+def _is_infinite_or_negative(arg: ast.AST) -> bool:
+    value = _value(arg)
+    return isinstance(value, (int, float)) and (value == float("inf") or value < 0)
 
 
 def _is_operand(arg: ast.AST) -> bool:

@@ -36,11 +36,10 @@ NEEDS = ("all_gather", "all_reduce")
 
 
 def read_logits(case: Case) -> DTensorValue:
-    """Logits, in eighths; a leaf that requires a gradient."""
+    """Logits, in eighths, or in steps of 64 for a ``wide`` tensor; a leaf that requires a gradient."""
     spec = case.tensor("x")
-    return dtensor(
-        case.mesh(), eighths(spec.shape, case.seed).to(spec.build(0).dtype), *(spec.placements or ()), form="leaf"
-    )
+    full = eighths(spec.shape, case.seed) * (512 if spec.fill == "wide" else 1)
+    return dtensor(case.mesh(), full.to(spec.torch_dtype), *(spec.placements or ()), form="leaf")
 
 
 def class_dim(layout: Layout) -> int:
@@ -200,8 +199,9 @@ LAWS = make_laws(
             "sweep": texts(
                 "mesh=2 x=4x6:S(1):float64 reduction=none arrives=S(0)",
                 "mesh=2 x=5x6:S(1):float64 reduction=mean ignore=1 weight=plain",
+                "mesh=2 x=4x7:S(1):float32:wide reduction=mean",  # exponentials of what is not shifted overflow
             ),
-            "sweeps": 2,
+            "sweeps": 3,
             "weight": 0.2,
         },
         "module.loss-beside": {
