@@ -7,6 +7,7 @@ A *place* is a function as ``NAME, FILE:LINE``. Files are matched by the beginni
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -120,7 +121,10 @@ def written_arguments(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def place(code: Any) -> str:
-    """The place of a function of torch, from its code object; empty for one that is not traced."""
+    """The place of a function of torch, from its code object; empty for one that is not traced, and for what runs when a module is
+    imported."""
+    if not code.co_flags & inspect.CO_OPTIMIZED:
+        return ""
     found = f"{code.co_qualname.replace('<locals>.', '')}, {short(code.co_filename)}:{code.co_firstlineno}"
     return "" if UNTRACED.match(found) else found
 
