@@ -32,6 +32,7 @@ from shardlaw.conformance.run.suspicion import DEVIATING, LineCoverage
 from shardlaw.reference.placement import parse_placements
 
 FEW_CALLS = 6  # of a helper in the rules of its file, all of which may be at fault
+STEPS_OF_OPS = 2.0  # the weight of what the steps of ops and redistributions tell, as the reference judges each; elsewhere 1
 MAX_PLACES = 8  # of a finding; those that the rest of the run finds in order count last
 
 
@@ -41,7 +42,8 @@ def find_places(verdict: Verdict, near: Sequence[Verdict], controls: Sequence[Ve
     laws, only those that hold are used. ``about`` says in words what the case asks and what it got."""
     places = places_by_steps(verdict, near)
     lines = LineCoverage.from_verdicts(verdict, [*near, *controls])
-    return (lines.by_suspicion(places, about) if lines.is_comparable else places)[:MAX_PLACES]
+    weight = STEPS_OF_OPS if torch_trace.is_about_ops(verdict.case.law) else 1.0
+    return (lines.by_suspicion(places, about, weight) if lines.is_comparable else places)[:MAX_PLACES]
 
 
 def places_by_steps(verdict: Verdict, near: Sequence[Verdict]) -> list[str]:

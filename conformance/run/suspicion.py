@@ -77,16 +77,16 @@ class LineCoverage:
         """These functions, rarest lines first, without those that only pass arguments on."""
         return sorted((place for place in places if torch_trace.is_candidate(place)), key=self.fewest_holding_cases)
 
-    def by_suspicion(self, places: Sequence[str], about: str) -> list[str]:
-        """These functions, given in the order in which the case's steps lead to them, the likeliest to be at fault first. ``about`` says
-        in words what the case asks and what it got. A table stands for the function that reads it."""
+    def by_suspicion(self, places: Sequence[str], about: str, steps: float = 1.0) -> list[str]:
+        """These functions and tables, given in the order in which the case's steps lead to them, the likeliest to be at fault first.
+        ``about`` says in words what the case asks and what it got; ``steps`` is the weight of the order given."""
         shared = shared_words(places, about)
-        by_spot = {place.partition(", ")[2]: place for place in self._visited}
 
         def innocence(at: int) -> float:
-            function = by_spot.get(places[at].partition(", ")[2], "")
-            evidence = math.log(1 + at) + math.log(1 + self.fewest_holding_cases(function))
-            return evidence - SHARED_WORDS * shared[places[at]] - LINES_RUN * math.log(max(1, len(self._visited.get(function, ()))))
+            place = places[at]
+            ran = len(self._visited.get(place, ()))
+            evidence = steps * math.log(1 + at) + (math.log(1 + self.fewest_holding_cases(place)) if ran else 0)  # no line of a table runs
+            return evidence - SHARED_WORDS * shared[place] - LINES_RUN * math.log(max(1, ran))
 
         return [places[at] for at in sorted(range(len(places)), key=innocence)]
 

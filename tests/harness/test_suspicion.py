@@ -59,9 +59,15 @@ def test_a_function_of_which_no_holding_case_ran_a_line_comes_before_one_that_al
     assert find_places(deviating, [], [traced("deviates", {READS: {3}})] * 4) == find_places(deviating, [])
 
 
-def test_a_table_counts_as_the_function_that_reads_it() -> None:
-    lines = LineCoverage({READS: frozenset({3}), FOLDS: frozenset({7})}, [{READS: frozenset({3})}] * 9)
+def test_that_other_cases_ran_lines_says_nothing_of_a_table() -> None:
+    lines = LineCoverage({READS: frozenset({3}), FOLDS: frozenset({7})}, [{READS: frozenset({3}), FOLDS: frozenset({7})}] * 9)
     assert lines.by_suspicion([READS, TABLE], "") == [TABLE, READS]
+
+
+def test_where_steps_weigh_more_their_order_holds() -> None:
+    lines = LineCoverage({READS: frozenset({3}), FOLDS: frozenset({7})}, [{READS: frozenset({3})}])
+    assert lines.by_suspicion([READS, FOLDS], "", 0.9) == [FOLDS, READS]
+    assert lines.by_suspicion([READS, FOLDS], "", 2.0) == [READS, FOLDS]
 
 
 def test_words_count_relative_to_the_function_that_shares_most() -> None:
