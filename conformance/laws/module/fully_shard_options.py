@@ -98,7 +98,7 @@ def fully_sharded(
     named: bool = False,
 ):
     options = {"mesh": mesh, "reshard_after_forward": reshard}
-    if compute is not None:
+    if compute is not None or output is not None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, output_dtype=output)
     if dim is not None:
         options["shard_placement_fn"] = lambda parameter: Shard(dim if parameter.ndim > 1 else 0)
@@ -375,6 +375,7 @@ SWEEPS = {
         "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 reduce=float64 asks=late",
         "mesh=2 model=mlp dims=5x7x3 reshard=yes passes=2 synced=last compute=float32 asks=late",
         "mesh=2 model=mlp dims=5x7x3 reshard=yes compute=float32 named=1",
+        "mesh=2 model=mlp dims=5x7x3 reshard=yes output=float32",
     ),
 }
 LAWS = make_laws(
