@@ -2,7 +2,7 @@
 
 Three things are weighed: how early the steps of the case lead to a function (:mod:`shardlaw.conformance.run.place`), how few of the cases
 that hold ran its rarest line, and how many words its source shares with what the case is about. The weights were fitted on 118 planted
-faults and 82 known causes; within half and twice of each the result hardly changes.
+faults and 82 known causes; within half and twice of each the result hardly changes. ``docs/sensitivity.md`` has the figures.
 """
 
 from __future__ import annotations
