@@ -225,10 +225,8 @@ def places(chapters: dict[str, Known]) -> None:
             if verdict.kind in ("hang", "crash"):
                 named = find_places(verdict, [])
             else:
-                if law.chapter not in controls:
-                    controls[law.chapter] = trace_controls(pool, law.chapter, LIMITS)
-                near = trace_nearby(pool, law, case, LIMITS)
-                named = find_places(verdict, near, controls[law.chapter], describe(law, verdict))
+                near, others = trace_nearby(pool, law, case, LIMITS), trace_controls(pool, law.chapter, LIMITS, controls)
+                named = find_places(verdict, near, others, describe(law, verdict))
             hits = [_same_place(place, cause.where) for place in named]
             traced, first, among = traced + 1, first + (True in hits[:1]), among + any(hits[:3])
             if True not in hits[:1]:

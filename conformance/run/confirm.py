@@ -112,7 +112,10 @@ class Confirmer:
         found = self._add_places(Finding.from_verdict(self.plan.law, verdict, first.case), verdict, answer, lambda: ([], []))
         note = "; ".join(filter(None, (LIKE_MANY, found.note)))
         found = replace(found, confirmed=(1, 1), note=note)
-        likely = (replace(found, where=add_decision(place, answer.trace)) for place in found.places[:LIKELY])
+        likely = (
+            replace(found, where=add_decision(place, answer.trace), places=tuple(dict.fromkeys((place, *found.places))))
+            for place in found.places[:LIKELY]
+        )
         return next((each for each in likely if each.cause in causes), None)
 
     def _blame_back_end(self, found: Finding, verdict: Verdict, first: Answer) -> Finding:
@@ -121,7 +124,7 @@ class Confirmer:
     def _locate(self, found: Finding, shown: Verdict, seconds: float) -> Finding:
         """Add the place in torch to a finding: from a trace of its case in a fresh world, or from the stacks of ranks that hung. Returns
         the finding unchanged if the deviation does not occur under the tracer."""
-        from shardlaw.conformance.run.nearby import SECONDS, trace_nearby
+        from shardlaw.conformance.run.nearby import SECONDS, trace_controls, trace_nearby
 
         if found.kind == "hang":
             return replace(found, where=next(iter(try_find_places(shown)[0]), ""), calls=collectives_called(shown))
@@ -130,16 +133,12 @@ class Confirmer:
         if verdict is None or first is None:
             return found
         law, limits, most = self.plan.law, self.plan.limits, min(SECONDS, seconds)
-        return self._add_places(found, verdict, first, lambda: (trace_nearby(self.pool, law, found.case, limits, most), self._controls()))
 
-    def _controls(self) -> list[Verdict]:
-        """The traced controls of laws of the chapter that hold."""
-        from shardlaw.conformance.run.nearby import trace_controls
+        def others() -> _Others:
+            near = trace_nearby(self.pool, law, found.case, limits, most)
+            return near, trace_controls(self.pool, law.chapter, limits, self.controls)
 
-        chapter = self.plan.law.chapter
-        if chapter not in self.controls:
-            self.controls[chapter] = trace_controls(self.pool, chapter, self.plan.limits)
-        return self.controls[chapter]
+        return self._add_places(found, verdict, first, others)
 
     def _add_places(self, found: Finding, verdict: Verdict, first: Answer, others: Callable[[], _Others]) -> Finding:
         """Add the places in torch, or in the target's own storage, to which a traced verdict points; ``others`` makes the verdicts of

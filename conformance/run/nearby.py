@@ -46,15 +46,21 @@ def trace_nearby(pool: Pool, law: Law, case: Case, limits: Limits, seconds: floa
     return verdicts
 
 
-def trace_controls(pool: Pool, chapter: str, limits: Limits) -> list[Verdict]:
-    """Trace the controls of a dozen laws of a chapter, evenly spread over it; returns those that hold, without their steps."""
-    laws = [law for law in catalogue().values() if law.chapter == chapter]
-    verdicts: list[Verdict] = []
-    for law in laws[:: -(-len(laws) // MAX_CONTROLS) or 1]:
-        control = Case.parse(law.control)
-        if _fits_target(law, control, limits) and not law.needs_own_world(control):
+def trace_controls(pool: Pool, chapter: str, limits: Limits, known: dict[str, list[Verdict]]) -> list[Verdict]:
+    """The controls of a dozen laws of a chapter, evenly spread over it, that hold, traced and without their steps; ``known`` keeps them, by
+    chapter. Where one hangs or crashes, no further ones are tried."""
+    if chapter not in known:
+        laws = [law for law in catalogue().values() if law.chapter == chapter]
+        verdicts: list[Verdict] = []
+        for law in laws[:: -(-len(laws) // MAX_CONTROLS) or 1]:
+            control = Case.parse(law.control)
+            if not _fits_target(law, control, limits) or law.needs_own_world(control):
+                continue
             verdicts += pool.check(law, [control], traced="at end")
-    return [_without_steps(verdict) for verdict in verdicts if verdict.status == "held"]
+            if verdicts[-1].kind in ("hang", "crash"):
+                break
+        known[chapter] = [_without_steps(verdict) for verdict in verdicts if verdict.status == "held"]
+    return known[chapter]
 
 
 def _without_steps(verdict: Verdict) -> Verdict:

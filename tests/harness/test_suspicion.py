@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.evidence import Evidence
+from shardlaw.conformance.law.evidence import Evidence, Step
+from shardlaw.conformance.law.law import Law, Limits
 from shardlaw.conformance.law.verdict import Answer, Status, Verdict
 from shardlaw.conformance.laws import find
+from shardlaw.conformance.run.nearby import trace_controls
 from shardlaw.conformance.run.place import find_places
 from shardlaw.conformance.run.suspicion import LineCoverage, describe, shared_words, words_of
 
@@ -73,6 +75,28 @@ def test_where_steps_weigh_more_their_order_holds() -> None:
 def test_words_count_relative_to_the_function_that_shares_most() -> None:
     assert shared_words([READS, FOLDS], "nested keys") == {READS: 0.0, FOLDS: 1.0}
     assert shared_words([READS, FOLDS], "") == {READS: 0.0, FOLDS: 0.0}
+
+
+class PoolOfControls:
+    """Answers each control at once; that of the third law is a hang."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def check(self, law: Law, cases: list[Case], traced: str) -> list[Verdict]:
+        self.asked.append(law.id)
+        if len(self.asked) == 3:
+            return [Verdict(cases[0], "deviates", "hang")]
+        step = Step("op", "aten.neg.default")
+        return [Verdict(cases[0], "held", ranks=(Answer(0, "held", evidence=Evidence((step,), {READS: frozenset({3})})),))]
+
+
+def test_controls_of_a_chapter_are_traced_once_until_one_hangs() -> None:
+    pool, known = PoolOfControls(), dict[str, list[Verdict]]()
+    found = [trace_controls(pool, "roundtrip", Limits(), known) for _ in range(2)]  # type: ignore[arg-type]
+    assert len(pool.asked) == 3
+    assert found[0] is found[1]
+    assert [verdict.ranks[0].evidence for verdict in found[0]] == [Evidence((), {READS: frozenset({3})})] * 2
 
 
 def test_a_case_is_described_by_law_clause_fields_and_features() -> None:
