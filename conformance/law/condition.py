@@ -1,8 +1,8 @@
 """Conditions on the fields of a case, as an expectation writes them: ``where = { attempt = "rank-twice", steps = '/cumsum\\(/' }``.
 
 A field is named as in the text of a case. ``x.dtype`` is a part of the tensor ``x``, ``*.dtype`` that of any tensor. Parts are ``shape``,
-``placements``, ``dtype``, ``fill``, ``memory`` (with defaults filled in), ``shards`` (how many different shards there are) and ``largest``
-(how many elements the largest shard has).
+``placements``, ``dtype``, ``fill``, ``memory`` (with defaults filled in), ``elements`` (how many it has), ``shards`` (how many different
+shards there are) and ``largest`` (how many elements the largest shard has); the last two are none where the tensor is on a view of the mesh.
 
 The value is a text, a list of texts of which one must match, a regular expression between slashes that must be found in the field, or a
 bool: whether the case has the field.
@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardlaw.reference.layout import Layout, LayoutError
-from shardlaw.reference.notation import NotationError, format_shape, parse_shape
+from shardlaw.reference.notation import NotationError, format_shape
 from shardlaw.reference.placement import Replicate
 from shardlaw.reference.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from shardlaw.conformance.law.case import Case
 
-PARTS = ("shape", "placements", "dtype", "fill", "memory", "shards", "largest")
+PARTS = ("shape", "placements", "dtype", "fill", "memory", "elements", "shards", "largest")
 DEFAULTS = ("float32", "distinct", "plain")
-HAS_ELEMENTS = "*.largest=/^[1-9]/"  # a fact worth knowing, since most faults do not show on tensors without elements
+HAS_ELEMENTS = "*.elements=/^[1-9]/"  # a fact worth knowing, since most faults do not show on tensors without elements
 PLACEMENT_FIELDS = ("*.placements", "to")
 EXPECTED = "a text, a list of texts, '/a regular expression/', or true or false"
 
@@ -76,8 +76,7 @@ def case_facts(case: Case) -> frozenset[str]:
     found = {f"{name}={text}" for name, text in case.fields if name != "world" and re.fullmatch(r"[A-Za-z][\w.-]*", text)}
     parts = [f"{name}.{part}" for name, _ in case.fields for part in ("dtype", "fill", "memory")]
     found |= {f"{field}={text}" for field in parts for text in _field_texts(field, case) if text not in DEFAULTS}
-    shapes = [] if "mesh" not in case else [parse_shape(text) for text in _field_texts("*.shape", case)]
-    found |= {HAS_ELEMENTS} if any(map(math.prod, shapes)) else set()
+    found |= {HAS_ELEMENTS} if "mesh" in case and any(text != "0" for text in _field_texts("*.elements", case)) else set()
     return frozenset(
         found | {f"{field}=/{kind}/" for field in PLACEMENT_FIELDS for text in _field_texts(field, case) for kind in "SPR" if kind in text}
     )
@@ -101,6 +100,8 @@ def _tensor_part(spec: TensorSpec, part: str, case: Case) -> str:
         return format_shape(spec.shape)
     if part == "placements":
         return "-" if spec.placements is None else ",".join(map(str, spec.placements))
+    if part == "elements":
+        return str(math.prod(spec.shape))
     if part in ("shards", "largest"):
         layout = Layout(spec.shape, case.mesh(), spec.placements or (Replicate(),) * case.mesh().ndim)
         sizes = [math.prod(layout.local_shape(coord)) for coord in layout.mesh.coords()]

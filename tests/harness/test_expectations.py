@@ -109,6 +109,7 @@ WHERE = MEAN.replace('features = ["uneven"]', 'case = "op.forward[mean] mesh=2 a
         ('"a.placements" = ["S(0)", "-"]', "a=4", "a=4:R"),
         ('"a.shape" = "/x/"', "a=4x1", "a=4"),
         ('"a.shards" = "2", "a.largest" = ["12"]', "mesh=2x2 a=5x4:S(0),R", "mesh=2x2 a=5x4:S(0),S(1)"),
+        ('"*.elements" = "/^[1-9]/"', "mesh=2x2 of=a+b a=2:S(0)", "mesh=2x2 of=a+b a=0x2:S(0)"),
         ('way = "b", "a.fill" = "distinct"', "way=b a=4:R", "way=b a=4:R:float32:ties"),
     ],
 )

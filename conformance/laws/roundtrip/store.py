@@ -50,6 +50,7 @@ METADATA = (
     "mesh=1 x=5x2:S(0) a=():R state={x:x,a:a,k:{p:{q:None}}}",
     "mesh=2x2@0,2,1,3 x=7x3:S(0),S(0) a=8:_S(0,2),S(0) b=4:S(0),R dedup=lowest",
     "mesh=2 x=5:- a=4:- trained=x",
+    "mesh=2 x=4x6:S(1):float64 held=sharded",
 )
 READS = (
     "mesh=2 mesh.load=3 x=5x6:S(0) a=7:S(0):int64 b=():R to.x=S(1) to.a=S(0) to.b=R",
