@@ -57,6 +57,7 @@ BACKWARD = """
 2x2 | a=4x3x4x4:S(0),R w=2x3x2x2:R,R b=2:R,R | nn.functional.conv2d(a,w,b,padding=1) | w,b |
 2 | w=4x3:R i=2:R:int64:index4 | nn.functional.embedding(i,w) | w | P(avg)
 2 | a=4x3:S(0):float32:small i=4:S(0):int64:index3 w=3:R:float32:positive | nn.functional.nll_loss(a,i,weight=w) | a |
+2 | a=4x3:R i=2:R:int64:index4 s=3:R:float32:small | index_put(a,(i,),s) | a,s |
 """
 
 

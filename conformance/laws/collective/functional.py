@@ -170,8 +170,9 @@ class Variant:
 
 
 def read_case(case: Case) -> tuple[dict[int, Any], Any]:
-    """By rank, for acts: the names of the function, whether it takes a list, inputs, arguments, and the gradients of
-    outputs; for due functions: inputs, due outputs, and the gradients of inputs."""
+    """By rank, for acts: the names of the function, of which the first that torch has is called, whether it takes a
+    list, inputs, arguments, and the gradients of outputs; for due functions: inputs, due outputs, and the gradients of
+    inputs."""
     name = case.get("call", case.law.partition("[")[2].removesuffix("]"))
     if name not in VARIANTS:
         raise NotationError(f"call={name}: want one of {', '.join(VARIANTS)}")
@@ -182,7 +183,8 @@ def read_case(case: Case) -> tuple[dict[int, Any], Any]:
     data = variant.make(case, spec)
     output_gradients: Any = data.output_gradients(spec) if variant.backward else [None] * spec.size
     gradients: Any = data.input_gradients(output_gradients) if variant.backward else [None] * spec.size
-    function = [(variant.names, variant.coalesced)] * spec.size
+    names = variant.names[::-1] if case.get("named", "") == "old" else variant.names
+    function = [(names, variant.coalesced)] * spec.size
     for_act = zip(function, data.inputs, data.arguments, output_gradients, strict=True)
     expected = [list(map(torch.zeros_like, row)) for row in data.expected] if "results" in case else data.expected
     due = [[spec.due_value(output) for output in row] for row in expected]
@@ -191,7 +193,7 @@ def read_case(case: Case) -> tuple[dict[int, Any], Any]:
     )
 
 
-ARGUMENT_FIELDS = "dim", "then", "beside", "to-position"
+ARGUMENT_FIELDS = "dim", "then", "beside", "to-position", "named"
 MemberArguments = Annotated[Any, RankDataField(read_case, *ARGUMENT_FIELDS)]
 
 
@@ -288,6 +290,7 @@ FLOAT: dict[str, Any] = {"floats": True}
 REDUCED: dict[str, Any] = {"reduces": True}
 ROOTED: dict[str, Any] = {"root": True, "tables": False, "parts": False}
 ONE, DIM, ROWS = "mesh=2 x=5x3", "mesh=2 x=5x3 dim=1", "mesh=2 x=3x2 splits=1.2/0.3"
+OLD = f"{DIM} named=old"  # by the deprecated name
 # reductions that have a gradient beside the sum
 OTHERS = tuple(f"{ONE} op={op}" for op in ("avg", "max", "min")) if compat.torch_release() >= (2, 15) else ()
 ZEROED, ONE_BY_ONE = f"{ONE} results=zeroed", "; their results can be waited for and overwritten one by one"
@@ -301,11 +304,13 @@ VARIANTS = {
     ),
     "all_gather_tensor": Variant(
         ("all_gather_single", "all_gather_tensor"), _all_gather, "all_gather",
-        "concatenates all members' tensors along a dim", DIM, ALONG, corners=(DIM, "mesh=2 x=1x3 dim=-1"),
+        "concatenates all members' tensors along a dim", DIM, ALONG,
+        corners=(DIM, "mesh=2 x=1x3 dim=-1", OLD),
     ),
     "reduce_scatter_tensor": Variant(
         ("reduce_scatter_single", "reduce_scatter_tensor"), _reduce_scatter, "reduce_scatter",
         "gives the member at position i block i of the reduction along a dim", DIM, ALONG | REDUCED,
+        corners=(DIM, f"{OLD} op=max"),
     ),
     "all_to_all_single": Variant(
         ("all_to_all_single",), _all_to_all, "all_to_all", "sends each member its rows, for any splits", ROWS,
@@ -323,23 +328,23 @@ VARIANTS = {
     "all_gather_coalesced": Variant(
         ("all_gather_single_coalesced", "all_gather_into_tensor_coalesced"), _coalesced(_all_gather), "all_gather",
         f"gathers several tensors separately{ONE_BY_ONE}", ONE, {"min_dims": 1}, coalesced=True,
-        corners=(ONE, ZEROED, f"{ONE} beside=float64", f"{ONE}:-:complex64"),
+        corners=(ONE, ZEROED, f"{ONE} beside=float64", f"{ONE}:-:complex64", f"{ONE} named=old"),
     ),
     "reduce_scatter_coalesced": Variant(
         ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"), _coalesced(_reduce_scatter),
         "reduce_scatter", f"reduces and scatters several tensors separately{ONE_BY_ONE}", ONE,
         {"min_dims": 2, "expanded": False, "reduces": True}, coalesced=True,
-        corners=(DIM, f"{ONE} then=1", ZEROED, f"{ONE} then=-1"),
+        corners=(DIM, f"{ONE} then=1", ZEROED, f"{ONE} then=-1", f"{ONE} named=old then=1 op=max"),
     ),
     "all_gather_autograd": Variant(
         ("all_gather_single_autograd", "all_gather_tensor_autograd"), _all_gather, "reduce_scatter",
         "concatenates along a dim; the gradient of a block is the sum of all members' gradients of it", DIM,
-        ALONG | FLOAT, backward=True,
+        ALONG | FLOAT, backward=True, corners=(DIM, OLD),
     ),
     "reduce_scatter_autograd": Variant(
         ("reduce_scatter_single_autograd", "reduce_scatter_tensor_autograd"), _reduce_scatter, "reduce_scatter",
         "reduces blocks along a dim; the gradient of its input has the gradients of all blocks", DIM, ALONG | FLOAT,
-        backward=True,
+        backward=True, corners=(DIM, OLD),
     ),
     "all_to_all_autograd": Variant(
         ("all_to_all_single_autograd",), _all_to_all, "all_to_all",
