@@ -57,8 +57,11 @@ def can_reduce(dtype: torch.dtype, op: str) -> bool:
     return op in ("sum", "product") or not floating
 
 
-def contributions(full: torch.Tensor, op: str, parts: int, seed: int = 0) -> list[torch.Tensor]:
+def contributions(
+    full: torch.Tensor, op: str, parts: int, seed: int = 0, divided: torch.Tensor | None = None
+) -> list[torch.Tensor]:
     """``parts`` tensors that reduce to ``full`` by ``op``: unequal, and exact for the integer fills of :mod:`shardlaw.reference.tensors`.
+    Elements that are not ``divided``, a tensor of bools, are given to one part whole: the others get neutral ones.
 
     For each element one part, the *winner*, is chosen such that the reduction gives the value. The winner differs between elements, so that
     no single rank holds the answer. Raises ``ValueError`` where the dtype has no such reduction.
@@ -71,7 +74,7 @@ def contributions(full: torch.Tensor, op: str, parts: int, seed: int = 0) -> lis
     noise = [dense(tuple(full.shape), full.dtype, "small", scatter_bits(seed, i)) for i in range(parts)]
     by = BOOL_REDUCTIONS.get(op, op) if full.dtype == torch.bool else op
     won, lost = _SPLITS[by](full, noise)
-    exact = _sums_exactly(full)
+    exact = _sums_exactly(full) if divided is None else _sums_exactly(full) & divided
     if by in ("sum", "product", "min", "max") and not exact.all():  # with the others the sum would round or overflow
         won, lost = (
             [torch.where(exact, part, full) for part in won],
@@ -164,12 +167,14 @@ _SPLITS: dict[str, Callable[[torch.Tensor, list[torch.Tensor]], Split]] = {
 def distribute(full: torch.Tensor, layout: Layout, seed: int = 0) -> World:
     """The world of ``full`` under ``layout``; ``seed`` picks the contributions of pending reductions."""
     values: World = {(): full}
+    # what is not divided once is not divided along another mesh dim either: the order in which both are reduced would show
+    divided = _sums_exactly(full)
     for dim, (size, placement) in enumerate(zip(layout.mesh.shape, layout.placements, strict=True)):
         split: World = {}
         for coord, value in values.items():
             if is_reduction(placement):
                 op = placement.op if isinstance(placement, Partial) else "sum"
-                for i, part in enumerate(contributions(value, op, size, seed + 101 * dim)):
+                for i, part in enumerate(contributions(value, op, size, seed + 101 * dim, divided)):
                     split[*coord, i] = part
             else:
                 split.update({(*coord, i): value for i in range(size)})
