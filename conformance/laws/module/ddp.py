@@ -9,11 +9,14 @@ two forward passes, which come before one backward pass), ``held`` how many pass
 ``buckets`` how gradients are put into buckets, ``composed``: the model itself is made to replicate. ``delayed`` has the
 gradients of the second layer wait for those of the first before they are shared, ``dtype`` is that of the parameters.
 ``hooked`` registers a communication hook, after the model was evaluated, ``cut`` replicates the model as the one module
-of a container, of which a slice is taken.
+of a container, of which a slice is taken. ``apart`` has ranks begin with parameters and buffers of their own, and says
+what of them is shared: all (``shared``), or what the option of that name leaves where it is false. Once it is
+replicated, they make its buffers differ again.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -28,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardlaw.conformance import compat
 from shardlaw.conformance.law.act import fields, law
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Near
+from shardlaw.conformance.law.due import Meaningless, Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.arguments import ByRank, FromCase, ModuleCall
@@ -40,6 +43,7 @@ from shardlaw.strategies.modules import build_model, eighths
 
 SIZES, STEPS = (3, 2), 2
 Graph = Literal["free", "unused", "static"]
+Apart = Literal["shared", "init_sync", "broadcast_buffers", "forward_sync_buffers"]
 
 
 class NamedResults(NamedTuple):
@@ -165,11 +169,36 @@ CASES = (
     "mesh=2 gives=tensor hooked=1",
     "mesh=2 gives=tensor composed=1 hooked=1",
     "mesh=2 gives=tensor composed=1 cut=1",
+    "mesh=3 gives=tensor apart=shared",
+    "mesh=2 gives=tensor apart=init_sync",
+    "mesh=2 gives=tensor apart=broadcast_buffers",
+    "mesh=2 gives=tensor apart=forward_sync_buffers held=1",
 )
 
 
 def copied_gradients(model: nn.Module) -> dict[str, Any]:
     return {name: None if grad is None else grad.clone() for name, grad in reduced_gradients(model).items()}
+
+
+def set_apart(model: nn.Module, by: int, named: tuple[str, ...] = ("",)) -> None:
+    """Add a number to the parameters and buffers whose names begin so."""
+    for name, value in model.state_dict().items():
+        value += by * name.startswith(named)
+
+
+def left_apart(apart: str | None) -> tuple[tuple[str, ...], int]:
+    """How the names begin of that in which ranks go on to differ, and how often they were set apart."""
+    options = inspect.signature(DistributedDataParallel.__init__).parameters
+    match apart:
+        case "init_sync":
+            return ("one", "two"), 1
+        case "broadcast_buffers":  # since there is the other option, it leaves buffers as they are at first, too
+            return ("scale",), 2 if "forward_sync_buffers" in options else 1
+        case "forward_sync_buffers":
+            if apart not in options:
+                raise Meaningless("this version of torch has no forward_sync_buffers")
+            return ("scale",), 1
+    return (), 0
 
 
 def note_bucket(noted: list[int], group: Any, bucket: Any) -> Any:
@@ -183,7 +212,8 @@ def note_bucket(noted: list[int], group: Any, bucket: Any) -> Any:
     source=(
         "torch.nn.parallel docs, DistributedDataParallel: gradients are averaged; find_unused_parameters, all tensors "
         "contained in the return value; static_graph; no_sync; delay_all_reduce_named_params; register_comm_hook: "
-        "before calling backward; docstring of DDP.__new__ of replicate: indexing into a container module"
+        "before calling backward; init_sync, broadcast_buffers, forward_sync_buffers: what is synced at first, what at "
+        "the beginning of forward; docstring of DDP.__new__ of replicate: indexing into a container module"
     ),
     control=CASES[0],
     draw=draw_ddp,
@@ -206,11 +236,15 @@ def ddp(
     dtype: torch.dtype = torch.float32,
     hooked: bool = False,
     cut: bool = False,
+    apart: Apart | None = None,
 ):
     """After each step every rank has the mean of all gradients, whatever the model returns, whatever of it the loss
     uses, however many passes under no_sync come before, after which it has the sum of its own, and whether or not some
-    gradients are to wait for others or go through a hook. A slice of a container that is replicated is one of it."""
+    gradients are to wait for others or go through a hook. A slice of a container that is replicated is one of it. Ranks
+    go on with what the first one has, but for what options leave to each."""
     model.to(dtype)
+    if apart is not None:
+        set_apart(model, mesh.get_local_rank())
     options: dict[str, Any] = {
         "find_unused_parameters": graph == "unused",
         "static_graph": graph == "static",
@@ -222,9 +256,13 @@ def ddp(
         second = [(name, p) for name, p in model.named_parameters() if name.startswith("two.")]
         options["delay_all_reduce_named_params"] = second
         options["param_to_hook_all_reduce"] = model.get_parameter("one.weight")
+    if apart not in (None, "shared"):
+        options[apart] = False
     replicate: Any = compat.replicate if composed else DistributedDataParallel
     group, steps, held, noted = mesh.get_group(), list[Any](), list[Any](), list[int]()
     parallel = replicate(nn.Sequential(model) if cut else model, process_group=group, **options)
+    if apart is not None:
+        set_apart(model, mesh.get_local_rank(), ("scale",))
     if hooked:
         with torch.no_grad():
             parallel(inputs[0][0].to(dtype))
@@ -243,22 +281,39 @@ def ddp(
             if not last:
                 held.append(copied_gradients(model))
         steps.append(copied_gradients(model))
-    return {"steps": steps, "held": held, "hooked": bool(noted), "cut": len(parallel[:1]) if cut else 0}
+    state = {name: value.clone() for name, value in model.state_dict().items()} if apart else {}
+    return {"steps": steps, "held": held, "hooked": bool(noted), "cut": len(parallel[:1]) if cut else 0, "state": state}
 
 
 @ddp.due
-def _(model, mesh: Mesh, inputs: list[Any], loss: str, dtype: torch.dtype, hooked: bool, cut: bool, rank: Rank):
+def _(
+    model,
+    mesh: Mesh,
+    inputs: list[Any],
+    loss: str,
+    dtype: torch.dtype,
+    hooked: bool,
+    cut: bool,
+    apart: str | None,
+    rank: Rank,
+):
     model.to(dtype)
+    (named, times), place = left_apart(apart), mesh.ranks.index(rank)
     steps, held = [], list[Any]()
     for step in range(STEPS):
         model.zero_grad()
-        for x in inputs[mesh.ranks.index(rank)][step][:-1]:
+        set_apart(model, times * place, named)
+        for x in inputs[place][step][:-1]:
             backward(model, x.to(dtype), loss)
             held.append({name: None if grad is None else Near(grad) for name, grad in copied_gradients(model).items()})
+        state = {name: Near(value.clone()) for name, value in model.state_dict().items()} if apart else {}
+        set_apart(model, -times * place, named)
         model.zero_grad()
-        for rank_steps in inputs:
+        for at, rank_steps in enumerate(inputs):
+            set_apart(model, times * at, named)
             for x in rank_steps[step]:
                 backward(model, x.to(dtype), loss)
+            set_apart(model, -times * at, named)
         grads = reduced_gradients(model)
         steps.append({name: None if grad is None else Near(grad / len(inputs)) for name, grad in grads.items()})
-    return {"steps": steps, "held": held, "hooked": hooked, "cut": int(cut)}
+    return {"steps": steps, "held": held, "hooked": hooked, "cut": int(cut), "state": state}

@@ -7,7 +7,8 @@ separately, ``clip`` the order of the norm by which gradients are clipped, ``hos
 offloaded to the CPU, ``given`` in which container the model is given its input, to which it adds an entry, ``added``
 whether the gradients of all passes are added up before one step, shared after the last alone (``kept``) or after each
 (``shared``), ``turned`` whether weights lie by columns in memory, ``hook`` the communication hook of torch by which
-gradients are shared.
+gradients are shared, ``filled`` whether whole parameters are filled first, and what becomes of it: it stays (``kept``)
+or not (``dropped``), also once the model was evaluated (``dropped-later``).
 """
 
 from __future__ import annotations
@@ -72,6 +73,12 @@ CASES = (
     f"{MODEL} strategy=full hook=reduce_scatter",
     f"{MODEL} strategy=full hook=fp16_compress",
     f"{MODEL} strategy=none hook=bf16_compress",
+    "mesh=2x2 model=mlp dims=5x4x2 strategy=full",
+    "mesh=1x2 model=mlp dims=5x4x2 strategy=full",
+    f"{MODEL} strategy=full units=yes filled=kept",
+    f"{MODEL} strategy=grad filled=dropped",
+    f"{MODEL} strategy=none filled=dropped",
+    f"{MODEL} strategy=full filled=dropped-later",
 )
 STRATEGIES = {
     "full": "FULL_SHARD",
@@ -125,7 +132,8 @@ def draw_fsdp1(draw: st.DrawFn, limits: Limits) -> Case:
     source=(
         "torch.distributed.fsdp docs, FullyShardedDataParallel: clip_grad_norm_, the norm of all gradients as a "
         "single vector; state_dict_type; optim_state_dict; register_comm_hook; docstrings of fp16_compress_hook and "
-        "bf16_compress_hook: compressed gradients are cast back to the parameters' precision"
+        "bf16_compress_hook: compressed gradients are cast back to the parameters' precision; summon_full_params: "
+        "changes are discarded with writeback=False, but where parameters are not sharded"
     ),
     control=CASES[0],
     draw=draw_fsdp1,
@@ -149,10 +157,12 @@ def fsdp1(
     added: Literal["kept", "shared"] | None = None,
     turned: bool = False,
     hook: Literal["reduce_scatter", "fp16_compress", "bf16_compress"] | None = None,
+    filled: Literal["kept", "dropped", "dropped-later"] | None = None,
 ):
     """A model under FullyShardedDataParallel has the dense outputs, clips by the dense norm of any order, and returns
     the full state dicts of the dense model and its optimizer, also where gradients of several passes are added up or go
-    through a hook, which may compress them. It may add to a container that it is given."""
+    through a hook, which may compress them. It may add to a container that it is given. What is written into whole
+    parameters stays, or is discarded, as was asked."""
     if mesh.get_coordinate() is None:
         return {}
     model.to(compute)
@@ -177,6 +187,13 @@ def fsdp1(
         hooks = compat.fsdp_comm_hooks
         state = hooks.LowPrecisionState(mesh.get_group(), compute)
         parallel.register_comm_hook(state, getattr(hooks, f"{hook}_hook"))
+    if filled is not None:
+        with torch.no_grad():
+            if filled == "dropped-later":
+                parallel(inputs[0][0].to(compute))
+            with FullyShardedDataParallel.summon_full_params(parallel, writeback=filled == "kept"):
+                for parameter in parallel.parameters():
+                    parameter.fill_(0.5)
     optim, outs, norms = adam(parallel), [], []
     for number, (x, grad) in enumerate(inputs, 1):
         goes_on = added is not None and number < len(inputs)
@@ -213,11 +230,16 @@ def _(
     given: str | None,
     added: str | None,
     hook: str | None,
+    filled: str | None,
+    strategy: str,
     rank: Rank,
 ):
     if rank not in mesh.ranks:
         return {}
     model.to(compute)
+    is_whole = strategy == "none" or mesh.shape[-1] == 1  # nothing is sharded
+    for parameter in model.parameters() if filled == "kept" or (filled and is_whole) else ():
+        parameter.data.fill_(0.5)
     near = partial(Near, rounding={"fp16_compress": torch.float16, "bf16_compress": torch.bfloat16}.get(hook or ""))
     optim, outs, norms = adam(model), [], []
     for number, pairs in enumerate(inputs, 1):
