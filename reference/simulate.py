@@ -57,9 +57,7 @@ def can_reduce(dtype: torch.dtype, op: str) -> bool:
     return op in ("sum", "product") or not floating
 
 
-def contributions(
-    full: torch.Tensor, op: str, parts: int, seed: int = 0, divided: torch.Tensor | None = None
-) -> list[torch.Tensor]:
+def contributions(full: torch.Tensor, op: str, parts: int, seed: int = 0, divided: torch.Tensor | None = None) -> list[torch.Tensor]:
     """``parts`` tensors that reduce to ``full`` by ``op``: unequal, and exact for the integer fills of :mod:`shardlaw.reference.tensors`.
     Elements that are not ``divided``, a tensor of bools, are given to one part whole: the others get neutral ones.
 

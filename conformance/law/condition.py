@@ -2,7 +2,7 @@
 
 A field is named as in the text of a case. ``x.dtype`` is a part of the tensor ``x``, ``*.dtype`` that of any tensor. Parts are ``shape``,
 ``placements``, ``dtype``, ``fill``, ``memory`` (with defaults filled in), ``elements`` (how many it has), ``shards`` (how many different
-shards there are) and ``largest`` (how many elements the largest shard has); the last two are none where the tensor is on a view of the mesh.
+shards there are) and ``largest`` (how many elements the largest shard has); a tensor on a view of the mesh has neither of these.
 
 The value is a text, a list of texts of which one must match, a regular expression between slashes that must be found in the field, or a
 bool: whether the case has the field.

@@ -177,7 +177,7 @@ def test_memory_changes_how_elements_lie_and_nothing_else(memory: str) -> None:
     assert spec.build(0).is_contiguous() == (memory in ("plain", "offset", "channels-last"))
 
 
-@pytest.mark.parametrize("seed", (4, 6, 11, 12))
+@pytest.mark.parametrize("seed", [4, 6, 11, 12])
 def test_a_product_of_numbers_at_the_limits_does_not_depend_on_the_order_of_mesh_dims(seed: int) -> None:
     full = dense((12,), torch.float32, "edges", seed)
     world = distribute(full, Layout((12,), Mesh.of(2, 2), (Partial("product"), Partial("product"))), seed)
