@@ -379,8 +379,7 @@ def test_a_cause_holds_where_it_was_seen_and_near_there(torch: str, laws: list[s
 def test_an_entry_whose_case_holds_is_stale(tmp_path: Path) -> None:
     text = "op.forward[mean] mesh=2 a=5:S(0) steps=mean(a)"
     known = loaded(MEAN + f'case = "{text}"\n', tmp_path)
-    (entry,) = known.entries
-    (case,) = known.known_cases("op.forward[mean]")
+    (entry,), (case,) = known.entries, known.known_cases("op.forward[mean]")
     for _ in range(30):
         known.count_case(MEAN_CASE, {"uneven"})
     assert not entry.is_stale  # its case was not tried
