@@ -166,7 +166,7 @@ def distribute(full: torch.Tensor, layout: Layout, seed: int = 0) -> World:
     """The world of ``full`` under ``layout``; ``seed`` picks the contributions of pending reductions."""
     values: World = {(): full}
     # what is not divided once is not divided along another mesh dim either: the order in which both are reduced would show
-    divided = _sums_exactly(full)
+    divided = _sums_exactly(full) if sum(map(is_reduction, layout.placements)) > 1 else None
     for dim, (size, placement) in enumerate(zip(layout.mesh.shape, layout.placements, strict=True)):
         split: World = {}
         for coord, value in values.items():

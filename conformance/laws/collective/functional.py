@@ -179,11 +179,13 @@ def read_case(case: Case) -> tuple[dict[int, Any], Any]:
     ranks, variant = group_ranks(case), VARIANTS[name]
     if "results" in case and variant.backward:
         raise NotationError("results=zeroed: results that have gradients cannot be overwritten")
+    if case.get("named", "old") != "old":
+        raise NotationError(f"named={case.get('named')}: want old, for the name in earlier releases")
     spec = CollectiveSpec.from_case(case, variant.names[0], len(ranks))
     data = variant.make(case, spec)
     output_gradients: Any = data.output_gradients(spec) if variant.backward else [None] * spec.size
     gradients: Any = data.input_gradients(output_gradients) if variant.backward else [None] * spec.size
-    names = variant.names[::-1] if case.get("named", "") == "old" else variant.names
+    names = variant.names[::-1] if "named" in case else variant.names
     function = [(names, variant.coalesced)] * spec.size
     for_act = zip(function, data.inputs, data.arguments, output_gradients, strict=True)
     expected = [list(map(torch.zeros_like, row)) for row in data.expected] if "results" in case else data.expected
