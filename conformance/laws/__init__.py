@@ -119,6 +119,7 @@ MODULES = (
     "module.fully_shard_groups",
     "module.complex_parameters",
     "module.between_steps",
+    "module.finalized",
     "module.altered",
     "module.layers",
     "module.counted",

@@ -213,6 +213,7 @@ def gradients_of_a_hook_are_divided_twice() -> None:
 
 
 @breaks("module.replicated")
+@breaks("module.finalized", case="module.finalized mesh=2 model=mlp dims=5x7x3 by=ddp how=itself")
 def inputs_count_twice() -> None:
     @instead(DistributedDataParallel, "forward")
     def fault(true: Any, self: Any, *args: Any, **options: Any) -> Any:

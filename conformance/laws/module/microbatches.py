@@ -9,12 +9,15 @@ what the last mesh dim does in each stage: data parallelism (``ddp``, ``fsdp``) 
 (``alike``), or by one without a loss, twice, with the same rows (``again``) or the second time with fewer (``fewer``);
 or it is evaluated with targets after each of them, before its gradients are used (``between``), or before the first
 (``first``).
+``divided`` says that the microbatches are given, ``deferred`` that gradients are finalized by the last step alone.
 ``beside`` says that ``module.microbatches`` splits tensors that are given by name too, whose specs come in the same
 order or in another (``otherwise``).
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
 import torch
@@ -34,6 +37,7 @@ from shardlaw.conformance.law.due import Claimed, Global, Near, Of
 from shardlaw.conformance.law.fields import NamedMesh, Rank, Seed
 from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.arguments import FromCase, ModuleCall
+from shardlaw.conformance.laws.module.fsdp_methods import is_unsupported
 from shardlaw.conformance.laws.module.local_map import NEEDS
 from shardlaw.conformance.laws.shared import draws
 from shardlaw.reference.mesh import Mesh
@@ -157,6 +161,9 @@ SCHEDULE_CASES = (
     "mesh=2 schedule=gpipe chunks=2 evaluated=first",
     "mesh=2 schedule=interleaved chunks=2 evaluated=first",
     "mesh=2x2 schedule=gpipe chunks=1 within=fsdp kept=1 evaluated=between",
+    "mesh=3 schedule=1f1b chunks=4 divided=1",
+    "mesh=2 schedule=interleaved chunks=2 divided=1",
+    *(f"mesh=2x2 schedule={schedule} chunks=4 within=fsdp deferred=1" for schedule in get_args(Schedule)),
 )
 
 
@@ -217,6 +224,13 @@ def schedule_class(name: str) -> Any:
     return getattr(pipelining, names[name])
 
 
+def require_options(function: Any, names: Iterable[str]) -> None:
+    """Raises :class:`NotImplementedError` if a function does not take these arguments in this release of torch."""
+    for name in names:
+        if name not in inspect.signature(function).parameters:
+            raise NotImplementedError(f"not supported by torch {torch.__version__}: {name}")
+
+
 def place_of(stage: int, ranks: int, schedule: str) -> int:
     """The rank of a stage: stages go round, or there and back."""
     return 2 * ranks - 1 - stage if schedule in ("v", "dual-v") and stage >= ranks else stage % ranks
@@ -253,6 +267,7 @@ def learned(stages: Any) -> list[dict[str, Any]]:
     cases=SCHEDULE_CASES,
     features=lambda case: {"module", "backward", "repeated", f"way:{case.get('schedule')}"},
     needs=("p2p", "all_gather", "all_reduce", "reduce_scatter"),
+    refusal=is_unsupported,
     weight=0.2,
 )
 def pipelined(
@@ -267,11 +282,14 @@ def pipelined(
     turned: bool = False,
     once: bool = False,
     evaluated: Evaluated | None = None,
+    divided: bool = False,
+    deferred: bool = False,
 ):
     """Stages that are trained in a pipeline have the outputs and losses of the whole model on each microbatch, the mean
     of their gradients, which is added to those that they have, and buffers that have seen each microbatch once, in
-    whichever order the stages run, and whether or not each stage is data or tensor parallel; evaluated, they have the
-    outputs of the whole model, however many rows there are, and keep their gradients."""
+    whichever order the stages run, and whether or not each stage is data or tensor parallel, or gradients wait for the
+    last step; evaluated, they have the outputs of the whole model, however many rows there are, and keep their
+    gradients."""
     from torch.distributed import pipelining
 
     model.train(mode == "train")
@@ -290,21 +308,30 @@ def pipelined(
     if schedule in ("gpipe", "1f1b"):
         (stages,) = stages
     pipeline = schedule_class(schedule)(stages, chunks, mse_loss)
+    require_options(pipeline.step, ["arg_mbs"] * divided + ["finalize_gradients"] * deferred)
     outs: list[Any] = []
     losses: list[list[Any]] = []
     noted: list[Any] = []
     steps: list[Any] = []
     for step in range(1 if once else STEPS):
         x, target = batch(chunks, step, seed + 8 * part, mesh.device_type)
-        if not kept:
+        if not (kept or deferred):
             model.zero_grad()
-        last = {"target": target, "losses": noted} if count - 1 in own else {}
+        first, last = [x] if 0 in own else [], {"target": target, "losses": noted} if count - 1 in own else {}
+        if divided:
+            if first:
+                last["arg_mbs"] = [(part,) for part in first.pop().tensor_split(chunks)]
+            if "target" in last:
+                last["target_mbs"] = list(last.pop("target").tensor_split(chunks))
+        if deferred:
+            last["finalize_gradients"] = step == STEPS - 1
         methods = [pipeline.step, pipeline.eval] if evaluated == "between" else [pipeline.step]
         if evaluated == "first" and step == 0:
             methods.insert(0, pipeline.eval)
-        outs.extend(method(*([x] if 0 in own else []), **last) for method in methods)
+        outs.extend(method(*first, **last) for method in methods)
         losses.append([*noted])
-        steps.append(learned([model.stages[number] for number in own]))
+        if not deferred or step == STEPS - 1:
+            steps.append(learned([model.stages[number] for number in own]))
     if evaluated in ("again", "fewer"):
         pipeline = schedule_class(schedule)(stages, chunks)
     for rows in evaluated_rows(evaluated):
@@ -325,6 +352,7 @@ def _(
     kept: bool,
     once: bool,
     evaluated: str | None,
+    deferred: bool,
     rank: Rank,
 ):
     model.train(mode == "train")
@@ -333,7 +361,7 @@ def _(
     parts, part = (range(mesh.shape[-1]), at[-1]) if within in ("ddp", "fsdp") else (range(1), 0)
     outs, losses, steps = [], [], []
     for step in range(1 if once else STEPS):
-        if not kept:
+        if not (kept or deferred):
             model.zero_grad()
         results = []
         for each in parts:
@@ -348,7 +376,8 @@ def _(
             outs.append(Near(torch.cat([out for out, _ in results[part]]).detach()) if is_last else None)
         losses.append([Near(loss.detach()) for loss in found[part]] if is_last else [])
         stages = learned([model.stages[number] for number in own])
-        steps.append([{name: Near(value) for name, value in stage.items()} for stage in stages])
+        if not deferred or step == STEPS - 1:
+            steps.append([{name: Near(value) for name, value in stage.items()} for stage in stages])
     for rows in evaluated_rows(evaluated):
         x, _ = batch(chunks, 0, seed)
         outs.append(Near(model(x[: rows * chunks]).detach()) if count - 1 in own else None)
