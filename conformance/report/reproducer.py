@@ -49,7 +49,11 @@ AGREES = {
     "shards": """
     if isinstance(want, dict) and "shards" in want:
         held = got.to_local() if isinstance(got, DTensor) else got
-        if hasattr(held, "local_offsets"):
+        if hasattr(held, "global_offsets"):
+            boxes = [zip(*box) for box in zip(held.local_offsets, held.local_sizes)]
+            shape, found = ..., [held[tuple(slice(at, at + size) for at, size in box)] for box in boxes]
+            found = [*zip(held.global_offsets, found)]
+        elif hasattr(held, "local_offsets"):
             shape, found = tuple(held.size()), [*zip(map(tuple, held.local_offsets()), held.local_shards())]
         else:
             shape, found = ..., [(tuple(s.metadata.shard_offsets), s.tensor) for s in getattr(held, "local_shards", list)()]

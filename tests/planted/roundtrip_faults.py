@@ -30,7 +30,7 @@ from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from tests.planted.hook import breaks
 
 
-@breaks("roundtrip.example", "roundtrip.dtensor")
+@breaks("roundtrip.example", "roundtrip.dtensor", "roundtrip.described")
 def overlap_offset_lost() -> None:
     """A saved chunk that starts inside the wanted one is written at its beginning."""
     true = resharding._shards_get_overlap_region_wrt_saved_tensor

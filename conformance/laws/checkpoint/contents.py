@@ -14,7 +14,7 @@ from shardlaw.conformance.law import due
 from shardlaw.conformance.law.due import Due, Global
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import App, poison
-from shardlaw.conformance.laws.checkpoint.holders import elements
+from shardlaw.conformance.laws.checkpoint.holders import described_boxes, elements
 from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, format_state, slot_names, spoil
 from shardlaw.reference.shards import Shards, joined_size
 
@@ -54,14 +54,14 @@ class MeshTensor(Global):
 
 @dataclass(frozen=True)
 class ShardsDue(Due):
-    """A tensor with these ``shards`` in a ``holder``: ``wrapper`` or ``sharded``."""
+    """A tensor with these ``shards`` in a ``holder``: ``wrapper``, ``sharded`` or ``described``."""
 
     holder: str
     full: torch.Tensor
     shards: Shards
 
     def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
-        want = DTensor if self.holder == "wrapper" else compat.name("ShardedTensor")
+        want = {"wrapper": DTensor, "described": torch.Tensor}.get(self.holder) or compat.name("ShardedTensor")
         message = f"{place} is a {type(got).__name__}, must be a {want.__name__}"
         if not here.require(isinstance(got, want), "wrong-metadata", check, message):
             return
@@ -73,6 +73,13 @@ class ShardsDue(Due):
             size, shape = joined_size(boxes), tuple(wrapper.size())
             message = f"the wrapper around the shards of {place} has shape {shape}, must have {size}"
             here.require(size in (None, shape), "wrong-metadata", check, message, size, shape)
+        elif self.holder == "described":
+            places, rest = [box.slices() for box in described_boxes(got)], got.detach().clone()
+            offsets, local = [*got.global_offsets], [got[inside] for inside in places]
+            for inside in places:
+                rest[inside] = 0
+            message = f"elements of {place} that are in no shard have changed"
+            here.require(not rest.any(), "wrong-value", check, message)
         else:
             local = [shard.tensor for shard in got.local_shards()]
             offsets = [tuple(shard.metadata.shard_offsets) for shard in got.local_shards()]

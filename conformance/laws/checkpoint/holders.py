@@ -1,10 +1,11 @@
-"""Tensors with any boxes as shards, several on a rank or none, in one of two holders.
+"""Tensors with any boxes as shards, several on a rank or none, in one of three holders.
 
 A *cut* assigns the indices of one tensor dim to ranks: ``1@0,3@1,2@0`` assigns the first row to rank 0, the next three
 to rank 1, and the last two to rank 0. Without a cut, the shards are those of the layout. The holders:
 
 ``wrapper``  a DTensor around a ``LocalShardsWrapper``, as recommender tables use it
 ``sharded``  a ``ShardedTensor``
+``described``  a plain tensor with the fields of a ``CheckpointableTensor``, which has its shards between rows of zeros
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -70,9 +72,35 @@ def sharded_tensor(shards: Sequence[tuple[Any, torch.Tensor]], shape: Sequence[i
         )
 
 
+def described_tensor(shards: Sequence[tuple[Any, torch.Tensor]], shape: Sequence[int]) -> Any:
+    """A plain tensor with the shards of this rank, which are pairs of offsets and elements, one below the other after
+    a row of zeros each, and with fields that say which part of a tensor of this shape they are. Raises
+    :class:`NotImplementedError` before torch 2.14."""
+    if not hasattr(dcp, "CheckpointableTensor"):
+        raise NotImplementedError(f"not supported by torch {torch.__version__}: CheckpointableTensor")
+    sizes = [tuple(shard.shape) for _, shard in shards]
+    starts = [1 + sum(size[0] + 1 for size in sizes[:at]) for at in range(len(sizes) + 1)]
+    widths = [max((size[dim] for size in sizes), default=0) for dim in range(1, len(shape))]
+    like = shards[0][1] if shards else torch.empty(0)
+    local: Any = like.new_zeros((starts[-1], *widths))
+    for start, (_, shard) in zip(starts, shards, strict=False):
+        local[start : start + shard.shape[0]][tuple(map(slice, shard.shape))] = shard
+    local.global_shape, local.global_offsets = tuple(shape), tuple(tuple(offset) for offset, _ in shards)
+    local.local_offsets, local.local_sizes = tuple((start, *[0] * len(widths)) for start in starts[:-1]), tuple(sizes)
+    return local
+
+
+def described_boxes(local: Any) -> list[Box]:
+    """Where the shards lie in a plain tensor with such fields."""
+    return [Box(*pair) for pair in zip(local.local_offsets, local.local_sizes, strict=True)]
+
+
+HOLDERS = {"sharded": sharded_tensor, "described": described_tensor}
+
+
 def build_holder(here: RankContext, holder: str, layout: Layout, local: Sequence[tuple[Box, torch.Tensor]]) -> Any:
     """A tensor in a ``holder`` whose shards on this rank are ``local``, boxes with their elements. Collective."""
     shards = [(box.offset, here.tensor(shard)) for box, shard in local]
     if holder == "wrapper":
         return wrapper_dtensor(shards, here.mesh(layout.mesh), here.placements(layout.placements), layout.shape)
-    return sharded_tensor(shards, layout.shape)
+    return HOLDERS[holder](shards, layout.shape)

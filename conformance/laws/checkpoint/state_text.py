@@ -13,7 +13,7 @@ from shardlaw.conformance.law.fields import ScriptArgument, dtensor_expression, 
 from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import App, poison
 from shardlaw.conformance.laws.checkpoint.contents import Contents
-from shardlaw.conformance.laws.checkpoint.holders import elements, sharded_tensor, wrapper_dtensor
+from shardlaw.conformance.laws.checkpoint.holders import HOLDERS, elements, wrapper_dtensor
 from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, slot_names
 from shardlaw.reference.tensors import lay_out
 
@@ -45,7 +45,7 @@ def script_contents(value: Contents, prefix: str, world: int, fill: str) -> Scri
     mesh = "mesh" if end.mesh == value.trip.save.mesh else "mesh.load"
     for name in slot_names(end.state):
         spec, layout, full = end.specs[name], end.layout(name), value.full(name)
-        if layout is not None and end.holder != "sharded" and mesh_line(end.mesh, mesh) not in lines:
+        if layout is not None and end.holder not in HOLDERS and mesh_line(end.mesh, mesh) not in lines:
             lines.append(mesh_line(end.mesh, mesh))
         if layout is not None and end.holder:
             shards = script_shards(end, name, full, initial, world)
@@ -54,8 +54,9 @@ def script_contents(value: Contents, prefix: str, world: int, fill: str) -> Scri
                 expression = f"wrapper_dtensor({shards}, {mesh_name(mesh)}, {placements}, {layout.shape})"
                 used.add(wrapper_dtensor)
             else:
-                expression = f"sharded_tensor({shards}, {layout.shape})"
-                used.add(sharded_tensor)
+                holder = HOLDERS[end.holder]
+                expression = f"{holder.__name__}({shards}, {layout.shape})"
+                used.add(holder)
         else:
             locals_ = {rank: tensor_text(initial(t.local_tensor(end, name, full, rank))) for rank in range(world)}
             expression = select_by_rank(locals_)

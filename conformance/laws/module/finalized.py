@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlaw.conformance.law.act import law
+from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.laws.module.fsdp_methods import Inputs, MLPModel, is_unsupported, require_attribute
@@ -66,7 +67,7 @@ def forward_of_part(model: Any, how: str, last: bool) -> None:
 
 def replicate(model: nn.Module, mesh: Any, how: str) -> Any:
     """The model under DistributedDataParallel, whose backward passes end when told to, unless by themselves."""
-    options = {"find_unused_parameters": how == "part", "static_graph": how == "static"}
+    options: dict[str, Any] = {"find_unused_parameters": how == "part", "static_graph": how == "static"}
     parallel: Any = DistributedDataParallel(
         model, process_group=mesh.get_group(), gradient_as_bucket_view=how == "view", **options
     )
@@ -74,6 +75,11 @@ def replicate(model: nn.Module, mesh: Any, how: str) -> Any:
         require_attribute(parallel, "finalize_backward")
         parallel.require_manual_backward_finalization = True
     return parallel
+
+
+def features(case: Case) -> set[str]:
+    found = {"module", "backward", f"way:{case.get('how')}"}
+    return found | ({"fully-sharded"} if case.get("by") == "fully-shard" else set())
 
 
 @law(
@@ -85,7 +91,7 @@ def replicate(model: nn.Module, mesh: Any, how: str) -> Any:
     ),
     control=CASES[0],
     cases=CASES,
-    features=lambda case: {"module", "backward", f"by:{case.get('by')}", f"way:{case.get('how')}"},
+    features=features,
     needs=NEEDS,
     refusal=is_unsupported,
     weight=0.3,

@@ -317,7 +317,8 @@ def pipelined(
         x, target = batch(chunks, step, seed + 8 * part, mesh.device_type)
         if not (kept or deferred):
             model.zero_grad()
-        first, last = [x] if 0 in own else [], {"target": target, "losses": noted} if count - 1 in own else {}
+        first = [x] if 0 in own else []
+        last: dict[str, Any] = {"target": target, "losses": noted} if count - 1 in own else {}
         if divided:
             if first:
                 last["arg_mbs"] = [(part,) for part in first.pop().tensor_split(chunks)]

@@ -1,4 +1,5 @@
-"""Laws on saves and loads of tensors with any boxes as shards: wrappers of local shards, and sharded tensors."""
+"""Laws on saves and loads of tensors with any boxes as shards: wrappers of local shards, sharded tensors, and plain
+tensors that describe theirs."""
 
 from __future__ import annotations
 
@@ -92,6 +93,15 @@ SHARDED = (
     "mesh=2 x=5x3:S(0) held=sharded cut=5@1 to.x=- a=4:-",
     "mesh=2 x=7x2:S(0) held=sharded cut=1@0,2@1,2@1,2@1 to.x=R",
 )
+DESCRIBED = (
+    "mesh=2 x=5x6:S(0) held=described to.x=S(1)",
+    "mesh=2 x=4x6:S(1) held=described cut=1@0,2@0,1@1,2@1 to.x=S(0)",
+    "mesh=4 mesh.load=2 x=8x3:S(0):int64 held=described cut=1@0,3@1,1@2,3@3 to.x=-",
+    "mesh=2 mesh.load=3 x=7x3:S(0) to.x=S(0) held.load=described cut.load=3@0,2@2,1@0,1@1",
+    "mesh=2 x=5x3:S(0) held=described cut=5@1 to.x=R a=4x2:-",
+    "mesh=3 mesh.load=2 x=4x7:S(1):bool held=described to.x=S(1) held.load=described cut.load=2@1,3@0,2@0",
+    "mesh=2 x=6:S(0):float64 held=described cut=1@0,2@0,3@1 held.load=described cut.load=4@1,2@0",
+)
 HOLES = (
     "mesh=2 x=4x2:S(0) held=wrapper cut=1@0,2@1",
     "mesh=2 x=4x2:S(0) held=wrapper cut=2@0,3@1",
@@ -143,5 +153,18 @@ LAWS = (
         draw=lambda limits: holder_cases("sharded", limits),
         draws=10,
         features=holder_features,
+    ),
+    round_trip(
+        "described",
+        clause="A plain tensor whose fields say which parts of a global tensor it has is saved and loaded bit by bit "
+        "as shards, and keeps what it has beside them.",
+        source="torch.distributed.checkpoint docs, CheckpointableTensor: global_shape, global_offsets, local_offsets, "
+        "local_sizes",
+        control="mesh=2 x=5x6:S(0) to.x=S(1)",
+        texts=DESCRIBED,
+        draw=lambda limits: holder_cases("described", limits),
+        draws=6,
+        features=holder_features,
+        refusal=lambda case, text: "not supported by torch" in text,
     ),
 )
