@@ -34,7 +34,7 @@ def mesh_groups_reversed() -> None:
         return true(self, self.ndim - 1 - mesh_dim if isinstance(mesh_dim, int) else mesh_dim)
 
 
-@breaks("mesh.group-order")
+@breaks("mesh.group-order", "mesh.kept-order")
 def mesh_groups_descending() -> None:
     @instead(dist, "get_process_group_ranks")
     def fault(true: Any, group: Any) -> Any:

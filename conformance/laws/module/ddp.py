@@ -173,6 +173,10 @@ CASES = (
     "mesh=2 gives=tensor apart=init_sync",
     "mesh=2 gives=tensor apart=broadcast_buffers",
     "mesh=2 gives=tensor apart=forward_sync_buffers held=1",
+    "mesh=2 gives=tensor held=1 buckets=lazy",
+    "mesh=3 gives=data graph=unused loss=first buckets=lazy",
+    "mesh=2 gives=tensor held=1 buckets=batched",
+    "mesh=2 gives=tuple graph=static buckets=batched",
 )
 
 
@@ -199,6 +203,13 @@ def left_apart(apart: str | None) -> tuple[tuple[str, ...], int]:
                 raise Meaningless("this version of torch has no forward_sync_buffers")
             return ("scale",), 1
     return (), 0
+
+
+def require_bucket_option(buckets: str | None) -> None:
+    """Raises :class:`Meaningless` where this version of torch lacks an option of buckets."""
+    option = {"lazy": "lazy_bucket_allocation", "batched": "batched_grad_copy"}.get(buckets or "")
+    if option and option not in inspect.signature(DistributedDataParallel.__init__).parameters:
+        raise Meaningless(f"this version of torch has no {option}")
 
 
 def note_bucket(noted: list[int], group: Any, bucket: Any) -> Any:
@@ -229,7 +240,7 @@ def ddp(
     inputs: Annotated[Any, FromCase(read_passes, "held")],
     graph: Graph = "free",
     loss: Literal["both", "first", "apart", "later"] = "both",
-    buckets: Literal["view", "small"] | None = None,
+    buckets: Literal["view", "small", "lazy", "batched"] | None = None,
     nested: bool = False,
     composed: bool = False,
     delayed: bool = False,
@@ -252,6 +263,8 @@ def ddp(
     }
     if buckets == "small":
         options["bucket_cap_mb"] = 0.00001
+    if buckets in ("lazy", "batched"):
+        options["lazy_bucket_allocation" if buckets == "lazy" else "batched_grad_copy"] = True
     if delayed:
         second = [(name, p) for name, p in model.named_parameters() if name.startswith("two.")]
         options["delay_all_reduce_named_params"] = second
@@ -291,6 +304,7 @@ def _(
     mesh: Mesh,
     inputs: list[Any],
     loss: str,
+    buckets: str | None,
     dtype: torch.dtype,
     hooked: bool,
     cut: bool,
@@ -298,6 +312,7 @@ def _(
     rank: Rank,
 ):
     model.to(dtype)
+    require_bucket_option(buckets)
     (named, times), place = left_apart(apart), mesh.ranks.index(rank)
     steps, held = [], list[Any]()
     for step in range(STEPS):

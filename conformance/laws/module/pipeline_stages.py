@@ -20,7 +20,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank, Seed
 from shardlaw.conformance.laws.module.arguments import FromCase, ModuleCall
-from shardlaw.conformance.laws.module.microbatches import DOC, WIDTH, batch, learned, place_of, schedule_class
+from shardlaw.conformance.laws.module.pipelined import DOC, WIDTH, batch, learned, place_of, schedule_class
 from shardlaw.reference.mesh import Mesh
 from shardlaw.strategies.modules import build_model
 

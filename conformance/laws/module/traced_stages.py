@@ -19,7 +19,7 @@ from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank, Seed
 from shardlaw.conformance.laws.module.arguments import FromCase, ModuleCall
 from shardlaw.conformance.laws.module.ddp import copied_gradients
-from shardlaw.conformance.laws.module.microbatches import DOC, WIDTH, batch
+from shardlaw.conformance.laws.module.pipelined import DOC, WIDTH, batch
 from shardlaw.reference.mesh import Mesh
 from shardlaw.strategies.modules import build_model
 
