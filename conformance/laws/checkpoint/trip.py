@@ -35,7 +35,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Global
 from shardlaw.conformance.law.fields import assemble_dtensor
 from shardlaw.conformance.laws.checkpoint.calls import App
-from shardlaw.conformance.laws.checkpoint.holders import build_holder, elements, shards_of_cut
+from shardlaw.conformance.laws.checkpoint.holders import HOLDERS, build_holder, elements, shards_of_cut
 from shardlaw.conformance.rank.context import RankContext
 from shardlaw.reference.box import Box
 from shardlaw.reference.checkpoint.state_dict import Slot, State, Stateful, map_leaves, parse_state, slot_names
@@ -115,7 +115,11 @@ def placements_at_load(case: Case, name: str) -> Placements | None:
 
 @lru_cache(64)
 def read_trip(case: Case) -> Trip:
-    """The trip of a case. Raises :class:`NotationError` where a state names a tensor that the case lacks."""
+    """The trip of a case. Raises :class:`NotationError` where a state names a tensor that the case lacks, and for an
+    unknown holder."""
+    for field in ("held", "held.load"):
+        if field in case and case.get(field) not in ("wrapper", *HOLDERS):
+            raise NotationError(f"{field}={case.get(field)}: want one of wrapper, {', '.join(HOLDERS)}")
     saved = {name: case.tensor(name) for name in tensor_names(case)}
     state = state_of(case, saved)
     into = parse_state(case.get("into")) if "into" in case else state
