@@ -63,8 +63,11 @@ class ShardsDue(Due):
     def compare(self, here: RankContext, check: str, got: Any, place: str) -> None:
         want = {"wrapper": DTensor, "described": torch.Tensor}.get(self.holder) or compat.name("ShardedTensor")
         message = f"{place} is a {type(got).__name__}, must be a {want.__name__}"
-        described = self.holder != "described" or hasattr(got, "local_sizes")
-        if not here.require(isinstance(got, want) and described, "wrong-metadata", check, message):
+        if not here.require(isinstance(got, want), "wrong-metadata", check, message):
+            return
+        message = f"{place} does not say any more which shards it has"
+        kept = self.holder != "described" or hasattr(got, "local_sizes")
+        if not here.require(kept, "wrong-metadata", check, message):
             return
         boxes = self.shards.boxes_of(here.rank)
         if self.holder == "wrapper":

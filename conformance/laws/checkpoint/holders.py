@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardlaw.conformance import compat
+from shardlaw.conformance.laws.shared.newer import require_attribute
 from shardlaw.conformance.rank.context import RankContext
 from shardlaw.reference.box import Box
 from shardlaw.reference.layout import Layout
@@ -76,8 +77,7 @@ def described_tensor(shards: Sequence[tuple[Any, torch.Tensor]], shape: Sequence
     """A plain tensor with the shards of this rank, which are pairs of offsets and elements, one below the other after
     a row of zeros each, and with fields that say which part of a tensor of this shape they are. Raises
     :class:`NotImplementedError` before torch 2.14."""
-    if not hasattr(dcp, "CheckpointableTensor"):
-        raise NotImplementedError(f"not supported by torch {torch.__version__}: CheckpointableTensor")
+    require_attribute(dcp, "CheckpointableTensor")
     sizes = [tuple(shard.shape) for _, shard in shards]
     starts = [1 + sum(size[0] + 1 for size in sizes[:at]) for at in range(len(sizes) + 1)]
     widths = [max((size[dim] for size in sizes), default=0) for dim in range(1, len(shape))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from shardlaw.conformance.law.due import Global
 from shardlaw.conformance.law.fields import Device, MeshTable, Rank
 from shardlaw.conformance.laws.mesh.cases import DOC, mesh_law
 from shardlaw.conformance.laws.mesh.description import dim_ranks
+from shardlaw.conformance.laws.shared.newer import is_unsupported, require_options
 from shardlaw.reference import placement as ref
 from shardlaw.reference.layout import Layout
 from shardlaw.reference.mesh import Mesh
@@ -51,17 +51,16 @@ def look_at(mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:
     CASES[0],
     needs=("all_gather", "scatter"),
     cases=CASES,
-    refusal=lambda case, text: "not supported by torch" in text,
+    refusal=is_unsupported,
     weight=0.2,
 )
 def kept_order(mesh: MeshTable, device: Device, kept: bool = False):
     """The groups of a mesh that preserves the order of ranks list them as its table does, also those of a copy, of a
     slice and of flattened dims, and tensors on these are cut and put together in this order."""
-    if kept and "preserve_rank_order" not in inspect.signature(DeviceMesh.__init__).parameters:
-        raise NotImplementedError(f"not supported by torch {torch.__version__}: preserve_rank_order")
     table = torch.tensor(mesh)
     names = ("a", "b", "c")[: table.ndim]
     options: dict[str, Any] = {"preserve_rank_order": True} if kept else {}
+    require_options(DeviceMesh.__init__, options)
     made = DeviceMesh(device.type, table, mesh_dim_names=names, **options)
     found = {"whole": look_at(made, device), "copy": look_at(copy.deepcopy(made), device)}
     for name in names if len(names) > 1 else ():

@@ -19,7 +19,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
 from shardlaw.conformance.laws.module.arguments import FromCase, dtensor
-from shardlaw.conformance.laws.module.fsdp_methods import MLPModel, fsdp_law, require_attribute
+from shardlaw.conformance.laws.module.fsdp_methods import MLPModel, fsdp_law
 from shardlaw.conformance.laws.module.fully_shard import read_rank_batches
 from shardlaw.conformance.laws.module.model_fields import (
     Pairs,
@@ -30,6 +30,7 @@ from shardlaw.conformance.laws.module.model_fields import (
     sgd,
 )
 from shardlaw.conformance.laws.module.plans import MLP
+from shardlaw.conformance.laws.shared.newer import require_attribute
 from shardlaw.reference.mesh import Mesh
 
 CASES = (

@@ -37,6 +37,7 @@ from shardlaw.conformance.law.law import Limits
 from shardlaw.conformance.laws.module.arguments import ByRank, FromCase, ModuleCall
 from shardlaw.conformance.laws.module.model_fields import reduced_gradients
 from shardlaw.conformance.laws.shared import draws
+from shardlaw.conformance.laws.shared.newer import is_unsupported, require_options
 from shardlaw.reference.mesh import Mesh
 from shardlaw.strategies.meshes import palette_meshes
 from shardlaw.strategies.modules import build_model, eighths
@@ -205,13 +206,6 @@ def left_apart(apart: str | None) -> tuple[tuple[str, ...], int]:
     return (), 0
 
 
-def require_bucket_option(buckets: str | None) -> None:
-    """Raises :class:`Meaningless` where this version of torch lacks an option of buckets."""
-    option = {"lazy": "lazy_bucket_allocation", "batched": "batched_grad_copy"}.get(buckets or "")
-    if option and option not in inspect.signature(DistributedDataParallel.__init__).parameters:
-        raise Meaningless(f"this version of torch has no {option}")
-
-
 def note_bucket(noted: list[int], group: Any, bucket: Any) -> Any:
     """Share a bucket of gradients as without a hook, and note it."""
     noted.append(bucket.index())
@@ -232,6 +226,7 @@ def note_bucket(noted: list[int], group: Any, bucket: Any) -> Any:
     cases=CASES,
     features=features,
     needs=("all_reduce", "broadcast", "all_gather"),
+    refusal=is_unsupported,
     weight=0.3,
 )
 def ddp(
@@ -271,6 +266,7 @@ def ddp(
         options["param_to_hook_all_reduce"] = model.get_parameter("one.weight")
     if apart not in (None, "shared"):
         options[apart] = False
+    require_options(DistributedDataParallel.__init__, options)
     replicate: Any = compat.replicate if composed else DistributedDataParallel
     group, steps, held, noted = mesh.get_group(), list[Any](), list[Any](), list[int]()
     parallel = replicate(nn.Sequential(model) if cut else model, process_group=group, **options)
@@ -304,7 +300,6 @@ def _(
     mesh: Mesh,
     inputs: list[Any],
     loss: str,
-    buckets: str | None,
     dtype: torch.dtype,
     hooked: bool,
     cut: bool,
@@ -312,7 +307,6 @@ def _(
     rank: Rank,
 ):
     model.to(dtype)
-    require_bucket_option(buckets)
     (named, times), place = left_apart(apart), mesh.ranks.index(rank)
     steps, held = [], list[Any]()
     for step in range(STEPS):

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from shardlaw.conformance.law.act import law
 from shardlaw.conformance.law.case import Case
-from shardlaw.conformance.law.due import Near
+from shardlaw.conformance.law.due import Meaningless, Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank
-from shardlaw.conformance.laws.module.fsdp_methods import Inputs, MLPModel, is_unsupported, require_attribute
+from shardlaw.conformance.laws.module.fsdp_methods import Inputs, MLPModel, fsdp_law
 from shardlaw.conformance.laws.module.model_fields import (
-    NEEDS,
     Pairs,
     claimed,
     copied_parameters,
@@ -26,10 +24,12 @@ from shardlaw.conformance.laws.module.model_fields import (
     sgd,
     take_step,
 )
+from shardlaw.conformance.laws.shared.newer import require_attribute
 from shardlaw.reference.mesh import Mesh
 
 By = Literal["fully-shard", "ddp"]
-How = Literal["itself", "each", "accumulated", "part", "waited", "off", "early", "hooked", "static", "view", "copied"]
+OfDDP = Literal["hooked", "static", "view", "copied"]
+How = Literal["itself", "each", "accumulated", "part", "waited", "off", "early", OfDDP]
 CASES = (
     "mesh=2 model=mlp dims=5x7x3 by=fully-shard how=itself",
     "mesh=2 model=mlp dims=5x7x3 by=ddp how=itself",
@@ -82,19 +82,12 @@ def features(case: Case) -> set[str]:
     return found | ({"fully-sharded"} if case.get("by") == "fully-shard" else set())
 
 
-@law(
-    "module.finalized",
-    source=(
-        "docstrings of FSDPModule.set_manual_backward_finalization and finalize_backward, and of "
-        "DistributedDataParallel.require_manual_backward_finalization, should_finalize_after_backward and "
-        "finalize_backward"
-    ),
-    control=CASES[0],
-    cases=CASES,
+@fsdp_law(
+    "finalized",
+    "; docstrings of FSDPModule.set_manual_backward_finalization and finalize_backward, and of "
+    "DistributedDataParallel: require_manual_backward_finalization, should_finalize_after_backward, finalize_backward",
+    CASES,
     features=features,
-    needs=NEEDS,
-    refusal=is_unsupported,
-    weight=0.3,
 )
 def finalized(
     model: MLPModel,
@@ -153,6 +146,9 @@ def finalized(
 
 @finalized.due
 def _(model, mesh: Mesh, inputs: list[Pairs], by: str, how: str, passes: int, rank: Rank):
+    if by != {"waited": "fully-shard", "early": "fully-shard", **dict.fromkeys(get_args(OfDDP), "ddp")}.get(how, by):
+        raise Meaningless(f"there is no how={how} by={by}")
+
     def due(named: dict[str, Any]) -> dict[str, Any]:
         if by == "fully-shard":
             return claimed(named, mesh)

@@ -35,6 +35,7 @@ from shardlaw.conformance.laws.module.model_fields import (
     take_step,
     uneven,
 )
+from shardlaw.conformance.laws.shared.newer import is_unsupported, require_attribute
 from shardlaw.reference.mesh import Mesh
 
 MLPModel = Annotated[Any, FromCase(read_model, "model", "dims")]
@@ -64,19 +65,6 @@ def fsdp_law(
 
 
 # Plain torch, for acts
-
-
-def require_attribute(owner: Any, name: str) -> Any:
-    """The attribute ``name`` of ``owner``. Raises :class:`NotImplementedError` if this release of torch does not have
-    it."""
-    if not hasattr(owner, name):
-        raise NotImplementedError(f"not supported by torch {torch.__version__}: {name}")
-    return getattr(owner, name)
-
-
-def is_unsupported(case: Case, text: str) -> bool:
-    """Whether a refusal says that this release of torch lacks an attribute."""
-    return "not supported by torch" in text
 
 
 def configure(model: Any, way: str) -> None:

@@ -17,8 +17,9 @@ from shardlaw.conformance import compat
 from shardlaw.conformance.law.due import Near, Refused, caught
 from shardlaw.conformance.law.fields import NamedMesh, Rank, WordField
 from shardlaw.conformance.laws.module.act_helpers import OwnAllGather, OwnReduceScatter
-from shardlaw.conformance.laws.module.fsdp_methods import Inputs, MLPModel, fsdp_law, require_attribute
+from shardlaw.conformance.laws.module.fsdp_methods import Inputs, MLPModel, fsdp_law
 from shardlaw.conformance.laws.module.model_fields import Pairs, claimed, mean_backward, reduced_gradients
+from shardlaw.conformance.laws.shared.newer import require_attribute
 from shardlaw.reference.mesh import Mesh
 
 # Plain torch, for acts

@@ -15,8 +15,6 @@ or it is evaluated with targets after each of them, before its gradients are use
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
 import torch
@@ -33,7 +31,7 @@ from shardlaw.conformance.law.case import Case
 from shardlaw.conformance.law.due import Near
 from shardlaw.conformance.law.fields import NamedMesh, Rank, Seed
 from shardlaw.conformance.laws.module.arguments import FromCase, ModuleCall
-from shardlaw.conformance.laws.module.fsdp_methods import is_unsupported
+from shardlaw.conformance.laws.shared.newer import is_unsupported, require_options
 from shardlaw.reference.mesh import Mesh
 from shardlaw.strategies.modules import build_model, eighths
 
@@ -148,13 +146,6 @@ def schedule_options(option: str | None) -> dict[str, Any]:
         "sends": {"max_outstanding_sends": 1},
     }
     return options.get(option or "", {})
-
-
-def require_options(function: Any, names: Iterable[str]) -> None:
-    """Raises :class:`NotImplementedError` if a function does not take these arguments in this release of torch."""
-    for name in names:
-        if name not in inspect.signature(function).parameters:
-            raise NotImplementedError(f"not supported by torch {torch.__version__}: {name}")
 
 
 def place_of(stage: int, ranks: int, schedule: str) -> int:

@@ -17,6 +17,7 @@ from shardlaw.conformance.laws.checkpoint import trip as t
 from shardlaw.conformance.laws.checkpoint.calls import first_line, save
 from shardlaw.conformance.laws.checkpoint.fields import Saved, Writer
 from shardlaw.conformance.laws.roundtrip.cases import DOCS, due_refusal, one_world_law, round_trip
+from shardlaw.conformance.laws.shared.newer import is_unsupported
 from shardlaw.reference.placement import Shard
 from shardlaw.reference.tensors import TensorSpec
 from shardlaw.strategies import dtypes, shapes
@@ -165,6 +166,6 @@ LAWS = (
         draw=lambda limits: holder_cases("described", limits),
         draws=6,
         features=holder_features,
-        refusal=lambda case, text: "not supported by torch" in text,
+        refusal=is_unsupported,
     ),
 )
